@@ -1,0 +1,1 @@
+"""Engines behind one port: the embedded one, and later vLLM and SGLang."""

@@ -1,0 +1,227 @@
+"""The port every engine is driven through.
+
+The coordinator knows this Protocol and no engine; a backend knows its engine and neither HTTP, nor the gate, nor
+Kubernetes. Calls are made one at a time by the coordinator (``generate`` and ``abort`` excepted) and every one is
+bounded in time by the backend. A rank's reply is data, never an exception: a failed rank answers ``error``.
+The order within one swap is::
+
+    stage → prepare → pause → commit → verify → resume        (then release, or later rollback/release)
+                          └── on failure: rollback → verify → resume
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.messages import Capabilities, MemoryState, RankState
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the port's values; they travel to worker processes as msgpack."""
+
+
+class TensorRange(Record, frozen=True, kw_only=True):
+    """One checkpoint tensor and where its bytes lie: ``nbytes`` bytes at ``offset`` of the local file ``path``.
+
+    ``sha256`` (64 hex digits) is what the bytes must hash to; the rank that reads them refuses anything else.
+    ``dtype`` is the safetensors name (``BF16``), ``shape`` in elements.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    offset: int
+    nbytes: int
+    sha256: str
+
+
+class Load(Record, frozen=True, kw_only=True):
+    """Load a whole version at start, or after a worker was lost.
+
+    ``directory`` holds the side files (config, tokenizer) of the version, ``tensors`` all its tensors.
+    """
+
+    operation_id: str
+    digest: str
+    directory: str
+    tensors: tuple[TensorRange, ...]
+
+
+class Stage(Record, frozen=True, kw_only=True):
+    """Bring tensors beside the live ones, in runtime layout, hashed; nothing becomes visible.
+
+    ``tensors`` are whole fusion groups. ``drop_previous`` releases the retained previous version first, to make
+    room. ``directory`` holds the side files of the wanted version.
+    """
+
+    operation_id: str
+    digest: str
+    directory: str
+    tensors: tuple[TensorRange, ...]
+    drop_previous: bool = False
+    keep_previous: bool = True
+
+
+class StageRetained(Record, frozen=True, kw_only=True):
+    """Stage the retained previous version: nothing is read, the tensors are in memory already."""
+
+    operation_id: str
+    digest: str
+    directory: str
+
+
+class RequestPolicy(StrEnum):
+    """What a commit does with requests that are running in the engine."""
+
+    NONE_RUNNING = "NoneRunning"
+    RECOMPUTE = "Recompute"
+    ABORT = "Abort"
+
+
+class Reply(Record, frozen=True, kw_only=True):
+    """What one rank answers; ``error`` None means it did what was asked.
+
+    ``seconds`` is the time inside the rank. ``staged_bytes`` what staging holds, ``fetched_bytes`` what was read,
+    ``commit_microseconds`` the commit window as the rank measured it between two steps, ``requests`` how many
+    running requests were affected, ``method`` how tensors became live (``pointer`` or ``copy``).
+    """
+
+    operation_id: str
+    rank: int
+    boot_id: str
+    error: ErrorBody | None = None
+    seconds: float = 0.0
+    fetched_bytes: int = 0
+    staged_bytes: int = 0
+    commit_microseconds: float = 0.0
+    requests: int = 0
+    method: str = ""
+    digest: str = ""
+
+
+class Layout(Record, frozen=True, kw_only=True):
+    """How the engine's parameters are made of checkpoint tensors.
+
+    ``groups`` lists the fusion groups: the checkpoint tensor names that one runtime parameter (or one set of tied
+    parameters) is made of; names appear in exactly one group. A tensor in no group is not read by the engine.
+    """
+
+    architecture: str
+    groups: tuple[tuple[str, ...], ...]
+
+
+class Hashes(Record, frozen=True, kw_only=True):
+    """Live tensors in checkpoint coordinates: name → sha256 (64 hex) of the raw bytes, and the time it took.
+
+    ``unverifiable`` names tensors whose checkpoint bytes cannot be had back from the live ones.
+    """
+
+    tensors: dict[str, str]
+    bytes: int
+    seconds: float
+    unverifiable: tuple[str, ...] = ()
+
+
+class Sampling(Record, frozen=True, kw_only=True):
+    """How tokens are chosen; temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+class Generate(Record, frozen=True, kw_only=True):
+    """One prompt for the engine."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = Sampling()
+    eos: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended; ``ABORT`` by a client or a mode, ``ERROR`` by a fault of the engine."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Tokens(Record, frozen=True, kw_only=True):
+    """New tokens of one request. ``digest`` is the version that made them; ``finish`` closes the stream."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    digest: str
+    finish: FinishReason | None = None
+    error: str = ""
+
+
+class Backend(Protocol):
+    """An inference engine whose weights can be changed while it runs.
+
+    Raises, from every method that talks to a rank:
+        WorkerLost: a rank died or does not answer; the backend restarts it when ``load`` is called.
+    """
+
+    async def start(self) -> None:
+        """Start the ranks, without weights."""
+
+    async def stop(self) -> None:
+        """End every rank; requests still running end with ``FinishReason.ERROR``."""
+
+    async def load(self, order: Load) -> Sequence[Reply]:
+        """Load a whole version into every rank, restarting dead ranks; proven by hash before it answers."""
+
+    def capabilities(self) -> Capabilities:
+        """Say what this backend can do."""
+
+    def layout(self) -> Layout:
+        """Say how parameters are made of checkpoint tensors; valid once loaded."""
+
+    def ranks(self) -> Sequence[RankState]:
+        """Say who is alive, and what each rank has proven under its boot id."""
+
+    async def memory(self) -> MemoryState:
+        """Say where the memory is, summed over ranks."""
+
+    async def stage(self, order: Stage | StageRetained) -> Sequence[Reply]:
+        """Stage beside the live tensors while requests run."""
+
+    async def prepare(self, operation_id: str) -> Sequence[Reply]:
+        """Promise that commit can no longer fail for want of anything; replies carry the staged digest."""
+
+    async def pause(self, operation_id: str, *, timeout: float) -> Sequence[Reply]:
+        """Park every rank between two steps; ``seconds`` is the stop latency."""
+
+    async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
+        """Make the staged tensors live; only legal while paused. The old ones become ``previous``."""
+
+    async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
+        """Prove that what is live is what was staged (identity; with ``strict`` also by hash)."""
+
+    async def rollback(self, operation_id: str) -> Sequence[Reply]:
+        """Put the tensors from before this operation's commit back; only legal while paused."""
+
+    async def resume(self, operation_id: str) -> Sequence[Reply]:
+        """Let the ranks step again; without a pause this does nothing."""
+
+    async def release(self, operation_id: str, *, previous: bool) -> Sequence[Reply]:
+        """Drop what is staged for the operation; with ``previous`` also the retained previous version."""
+
+    async def hashes(self, pattern: str) -> Hashes:
+        """Re-hash live tensors whose checkpoint names match a glob, while requests run."""
+
+    def generate(self, request: Generate) -> AsyncIterator[Tokens]:
+        """Run a prompt; closing the iterator aborts it. The last item carries ``finish``."""
+
+    def running(self) -> int:
+        """Say how many requests the engine is working on."""

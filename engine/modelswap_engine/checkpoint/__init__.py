@@ -1,0 +1,1 @@
+"""Checkpoints as data: manifest, content digest, diff, fusion groups. No torch, no network."""

@@ -1,0 +1,298 @@
+"""Errors with a meaning, and their form on the wire.
+
+Each error is a type; its ``code`` is the reason string that ends up in a condition and an Event, its ``status``
+the HTTP status, its ``retryable`` whether the same request can succeed later without anybody changing it.
+
+    ModelswapError
+    ├── Refused            the version cannot be served here; nothing was touched        422
+    │   ├── InvalidCheckpoint, ManifestMismatch, DigestMismatch, IncompatibleModel,
+    │   │   UnsupportedFormat, SourceNotAllowed, UnsupportedScheme, SourceNotFound,
+    │   │   InsufficientMemory, UnsupportedChange, ChecksFailed
+    ├── Unavailable        not now; ask again                                            503 / 409
+    │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, DrainTimeout, Cancelled
+    ├── Fenced             the caller is not (or no longer) entitled                     4xx
+    │   ├── WrongPod (421), ForeignOwner (409), StaleRevision (409), StateMoved (412)
+    ├── Denied             Unauthenticated (401), Forbidden (403)
+    ├── BadRequest (400), NotFound (404)
+    └── Internal           a defect of ours; the message holds no traceback              500
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+
+class ErrorBody(msgspec.Struct, rename="camel", omit_defaults=True):
+    """``error`` of a JSON error answer; readable by OpenAI clients too (``message``, ``type``, ``code``)."""
+
+    code: str
+    message: str
+    retryable: bool = False
+    advice: str = ""
+    type: str = ""
+    details: dict[str, str] = {}
+
+
+class ErrorEnvelope(msgspec.Struct):
+    """The whole JSON error answer: ``{"error": {...}}``."""
+
+    error: ErrorBody
+
+
+class ModelswapError(Exception):
+    """Root of everything this project raises on purpose.
+
+    Args:
+        message: names the object (field, tensor, file) and the cause, for a person.
+        advice: the next step, for the same person.
+        details: machine-readable facts, e.g. ``{"tensor": ..., "expected": ..., "actual": ...}``.
+    """
+
+    code: ClassVar[str] = "Internal"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, advice: str = "", details: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.advice = advice
+        self.details: dict[str, str] = dict(details or {})
+
+    def body(self) -> ErrorBody:
+        """Return the wire form."""
+        return ErrorBody(
+            code=self.code,
+            message=self.message,
+            retryable=self.retryable,
+            advice=self.advice,
+            type="server_error" if self.status >= 500 else "invalid_request_error",
+            details=self.details,
+        )
+
+    def envelope(self) -> ErrorEnvelope:
+        """Return the wire form as answered over HTTP."""
+        return ErrorEnvelope(error=self.body())
+
+
+class Internal(ModelswapError):
+    """A defect of ours."""
+
+
+class Refused(ModelswapError):
+    """The version cannot be served here; the live weights and the traffic were not touched."""
+
+    code = "Refused"
+    status = 422
+
+
+class InvalidCheckpoint(Refused):
+    """Malformed, truncated, overlapping, duplicate or missing content."""
+
+    code = "InvalidCheckpoint"
+
+
+class UnsupportedFormat(Refused):
+    """Not safetensors (pickle, GGUF, ...); never parsed."""
+
+    code = "UnsupportedFormat"
+
+
+class ManifestMismatch(Refused):
+    """The bytes are not what the checkpoint's own manifest says."""
+
+    code = "ManifestMismatch"
+
+
+class DigestMismatch(Refused):
+    """The content digest is not the pinned one."""
+
+    code = "DigestMismatch"
+
+
+class IncompatibleModel(Refused):
+    """Other architecture, shapes, dtypes or tensor names than the running model has."""
+
+    code = "IncompatibleModel"
+
+
+class UnsupportedChange(Refused):
+    """A side file changed in a way this backend or traffic mode cannot apply live."""
+
+    code = "UnsupportedChange"
+
+
+class SourceNotAllowed(Refused):
+    """Outside the allowed roots."""
+
+    code = "SourceNotAllowed"
+
+
+class UnsupportedScheme(Refused):
+    """No source knows this URI scheme."""
+
+    code = "UnsupportedScheme"
+
+
+class SourceNotFound(Refused):
+    """Nothing is at this URI."""
+
+    code = "SourceNotFound"
+
+
+class InsufficientMemory(Refused):
+    """Staging would exceed the memory that the process may use."""
+
+    code = "InsufficientMemory"
+
+
+class ChecksFailed(Refused):
+    """Output of the staged weights is not finite, or a user's check did not pass."""
+
+    code = "ChecksFailed"
+
+
+class Unavailable(ModelswapError):
+    """Not now; the same request may succeed later."""
+
+    code = "Unavailable"
+    status = 503
+    retryable = True
+
+
+class SourceUnreadable(Unavailable):
+    """The source failed while it was read."""
+
+    code = "SourceUnreadable"
+
+
+class SourceChanged(Unavailable):
+    """The source was overwritten while it was read."""
+
+    code = "SourceChanged"
+
+
+class Busy(Unavailable):
+    """Another operation is in progress."""
+
+    code = "Busy"
+    status = 409
+
+
+class Paused(Unavailable):
+    """The gate is closed and its queue is full or the wait was too long."""
+
+    code = "paused"
+
+
+class NotReady(Unavailable):
+    """The engine is starting, stopping or quarantined."""
+
+    code = "NotReady"
+
+
+class WorkerLost(Unavailable):
+    """A rank worker died or does not answer; it is being restarted."""
+
+    code = "WorkerLost"
+
+
+class DrainTimeout(Unavailable):
+    """Requests in flight did not finish in time and the mode says to keep the old version."""
+
+    code = "DrainTimeout"
+    status = 409
+
+
+class Cancelled(Unavailable):
+    """The operation was cancelled by a call."""
+
+    code = "Cancelled"
+    status = 409
+
+
+class VersionRequired(Unavailable):
+    """The client demanded another version than the live one."""
+
+    code = "version_mismatch"
+    status = 409
+
+
+class Fenced(ModelswapError):
+    """The caller is not, or no longer, entitled to change this pod."""
+
+    code = "Fenced"
+    status = 409
+
+
+class WrongPod(Fenced):
+    """The call names another pod's UID (pod IPs are reused)."""
+
+    code = "WrongPod"
+    status = 421
+
+
+class ForeignOwner(Fenced):
+    """Another object owns this pod."""
+
+    code = "ForeignOwner"
+
+
+class StaleRevision(Fenced):
+    """An older (epoch, revision) than the last accepted one."""
+
+    code = "StaleRevision"
+
+
+class StateMoved(Fenced):
+    """The state that the decision was made on is gone (``If-Match``)."""
+
+    code = "StateMoved"
+    status = 412
+
+
+class Denied(ModelswapError):
+    """Authentication or authorisation failed."""
+
+    code = "Denied"
+    status = 403
+
+
+class Unauthenticated(Denied):
+    """No token, or one that is malformed, expired or for another audience."""
+
+    code = "Unauthenticated"
+    status = 401
+
+
+class Forbidden(Denied):
+    """A valid token of a subject that is not on the list."""
+
+    code = "Forbidden"
+
+
+class BadRequest(ModelswapError):
+    """The request does not have the required form."""
+
+    code = "BadRequest"
+    status = 400
+
+
+class NotFound(ModelswapError):
+    """No such operation, model or route."""
+
+    code = "NotFound"
+    status = 404
+
+
+def _tree(root: type[ModelswapError]) -> dict[str, type[ModelswapError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+def from_body(body: ErrorBody) -> ModelswapError:
+    """Rebuild the typed error that a peer answered; an unknown code keeps its text as :class:`Internal`."""
+    kind = _tree(ModelswapError).get(body.code, Internal)
+    return kind(body.message, advice=body.advice, details=body.details)

@@ -1,0 +1,16 @@
+"""Protocol version negotiation.
+
+Pods outlive many operators: an operator must keep talking to sidecars two releases back, so unknown fields
+are ignored on both sides and the version only says what may be asked for.
+"""
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+OLDEST_SUPPORTED: Final = 1
+CONTROL_PREFIX: Final = "/modelswap/v1"
+
+
+def supported(version: int) -> bool:
+    """Say whether this side can talk to a peer that announces ``version``."""
+    return version >= OLDEST_SUPPORTED

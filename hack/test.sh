@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# test.sh: the test suite in lanes, cheapest first. FULL=1 adds the fault matrices and soaks.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+pytest=(.venv/bin/python -m pytest -p no:cacheprovider -q)
+if [ -n "${FULL:-}" ]; then full=""; else full=" and not full"; fi
+lane() {
+  local name=$1 started=$SECONDS; shift
+  echo "== $name"
+  local code=0; "${pytest[@]}" "$@" || code=$?
+  # 5 = nothing selected in this lane; anything else is a failure
+  [ $code -eq 0 ] || [ $code -eq 5 ] || { echo "== $name failed after $((SECONDS - started)) s" >&2; exit $code; }
+  echo "== $name: $((SECONDS - started)) s"
+}
+lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster$full" tests
+lane "model: real worker processes, tiny models" -m "model and not cluster$full" tests
+lane "api: bare API server" -m "api and not cluster$full" tests
+lane "cluster: kind" -m "cluster$full" tests
