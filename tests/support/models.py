@@ -1,0 +1,255 @@
+"""Tiny random checkpoints for tests, written the way Hugging Face lays them out.
+
+All share one byte-level tokenizer with 264 ids, so that any text is a prompt. They are seeded: the same call writes
+the same bytes. :func:`disjoint_pair` makes two versions of one model whose answers cannot be confused: whatever the
+prompt, 1.0 only ever emits lower-case letters (ids below half of the vocabulary), 1.1 only upper-case ones (ids above).
+"""
+
+import dataclasses
+import json
+import shutil
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+VOCABULARY = 264
+HALF = VOCABULARY // 2
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LOWER = "abcdefghijklmnopqrstuvwxyz"
+UPPER = LOWER.upper()
+_SPECIAL = ("<|start|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|x0|>", "<|x1|>", "<|x2|>")
+EOS_ID = 1
+_CHAT = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def vocabulary() -> dict[str, int]:
+    """Return token → id: specials first, upper-case letters last, every byte once."""
+    plain = [token for token in sorted(pre_tokenizers.ByteLevel.alphabet()) if token not in UPPER]
+    return {token: number for number, token in enumerate([*_SPECIAL, *plain, *UPPER])}
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Write the tokenizer files and the chat template."""
+    vocab = vocabulary()
+    assert len(vocab) == VOCABULARY
+    core = Tokenizer(BPE(vocab=vocab, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token=_SPECIAL[0],
+        eos_token=_SPECIAL[EOS_ID],
+        additional_special_tokens=list(_SPECIAL[2:]),
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = _CHAT
+    tokenizer.save_pretrained(directory)
+
+
+def _save(build: Callable[[], PreTrainedModel], directory: Path, *, seed: int, dtype: str, shard: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = build()
+        # Larger than the usual initialisation, so that greedy answers vary with the prompt.
+        spread = 0.3 if model.config.tie_word_embeddings else 1.0
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=spread if "embed" in name or "wte" in name else 0.2)
+            elif "bias" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+    model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=shard)
+    write_tokenizer(directory)
+    return directory
+
+
+def tiny_llama(
+    directory: Path, *, seed: int = 0, layers: int = 3, hidden: int = 64, dtype: str = "float32", shard: str = "1GB"
+) -> Path:
+    """Write an untied Llama with grouped-query attention; ``shard="100KB"`` makes it a sharded checkpoint."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=EOS_ID,
+    )
+    return _save(lambda: LlamaForCausalLM(config), directory, seed=seed, dtype=dtype, shard=shard)
+
+
+def tiny_qwen2(directory: Path, *, seed: int = 0, layers: int = 2, dtype: str = "float32") -> Path:
+    """Write a Qwen2: biases on q, k and v; output head tied to the embedding."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=EOS_ID,
+    )
+    return _save(lambda: Qwen2ForCausalLM(config), directory, seed=seed, dtype=dtype, shard="1GB")
+
+
+def tiny_gpt2(directory: Path, *, seed: int = 0, layers: int = 2, dtype: str = "float32") -> Path:
+    """Write a GPT-2: learned positions, fused qkv, output head tied to the embedding."""
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=64,
+        n_layer=layers,
+        n_head=4,
+        n_positions=1024,
+        bos_token_id=0,
+        eos_token_id=EOS_ID,
+    )
+    return _save(lambda: GPT2LMHeadModel(config), directory, seed=seed, dtype=dtype, shard="1GB")
+
+
+def tiny_mixtral(directory: Path, *, seed: int = 0, layers: int = 2, experts: int = 4, dtype: str = "float32") -> Path:
+    """Write a Mixtral: the experts of a layer are many checkpoint tensors and two runtime parameters."""
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=experts,
+        num_experts_per_tok=2,
+        max_position_embeddings=2048,
+        bos_token_id=0,
+        eos_token_id=EOS_ID,
+    )
+    return _save(lambda: MixtralForCausalLM(config), directory, seed=seed, dtype=dtype, shard="1GB")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two versions of one model; see :func:`disjoint_pair`."""
+
+    old: Path
+    new: Path
+    changed: tuple[str, ...]
+
+
+def disjoint_pair(root: Path, *, layers: int = 3, hidden: int = 64, dtype: str = "float32", seed: int = 0) -> Pair:
+    """Write ``root/v1`` and ``root/v2``; they differ in the last layer, the final norm and the output head.
+
+    The first coordinate of the residual stream is a constant that no layer writes to, so the output head can push
+    the logits of any set of tokens down by about a hundred whatever the input.
+    """
+    old = tiny_llama(root / "v1", seed=seed, layers=layers, hidden=hidden, dtype=dtype)
+    tensors = load_file(old / WEIGHTS)
+    tensors["model.embed_tokens.weight"][:, 0] = 2.0
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor[0] = 0.0
+    _allow_only(tensors["lm_head.weight"], LOWER)
+    _rewrite(old, tensors)
+    last = f"model.layers.{layers - 1}.mlp."
+    changed = (f"{last}down_proj.weight", f"{last}gate_proj.weight", "model.norm.weight", "lm_head.weight")
+    new = write_variant(old, root / "v2", changed, seed=seed + 1)
+    fresh = load_file(new / WEIGHTS)
+    fresh[f"{last}down_proj.weight"][0] = 0.0
+    fresh["model.norm.weight"] = tensors["model.norm.weight"] * 1.5
+    fresh["lm_head.weight"] = torch.cat([tensors["lm_head.weight"][:, :1], tensors["lm_head.weight"][:, 1:].flip(1)], 1)
+    _allow_only(fresh["lm_head.weight"], UPPER)
+    _rewrite(new, fresh)
+    return Pair(old=old, new=new, changed=tuple(sorted(changed)))
+
+
+def _allow_only(head: torch.Tensor, letters: str) -> None:
+    vocab = vocabulary()
+    head[:, 0] = -2000.0
+    head[[vocab[letter] for letter in letters], 0] = 0.0
+
+
+def _rewrite(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / WEIGHTS, {"format": "pt"})
+
+
+def write_variant(base: Path, out: Path, names: Iterable[str], *, seed: int) -> Path:
+    """Copy a checkpoint and give the named tensors new random values of the same scale."""
+    shutil.copytree(base, out, ignore=shutil.ignore_patterns("modelswap.manifest.json"))
+    wanted = set(names)
+    generator = torch.Generator().manual_seed(seed)
+    for file in sorted(out.glob("*.safetensors")):
+        tensors = load_file(file)
+        for name in sorted(wanted & tensors.keys()):
+            old = tensors[name]
+            noise = torch.randn(old.shape, generator=generator) * (old.float().std(correction=0) + 0.05)
+            tensors[name] = noise.to(old.dtype)
+            wanted.remove(name)
+        save_file(tensors, file, {"format": "pt"})
+    if wanted:
+        raise KeyError(f"not in {base}: {sorted(wanted)}")
+    return out
+
+
+def edit_tensor(directory: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """Rewrite one tensor of a checkpoint as ``change`` returns it (a NaN, another shape or dtype)."""
+    file = tensor_file(directory, name)
+    tensors = load_file(file)
+    tensors[name] = change(tensors[name]).contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    return directory
+
+
+def tensor_file(directory: Path, name: str) -> Path:
+    """Return the safetensors file that holds a tensor."""
+    if (directory / INDEX).exists():
+        return directory / str(json.loads((directory / INDEX).read_text())["weight_map"][name])
+    return directory / WEIGHTS
+
+
+def flip_byte(directory: Path, name: str, *, position: int = 0) -> Path:
+    """Flip one bit of a tensor's bytes in place, leaving the file's header and size as they are."""
+    file = tensor_file(directory, name)
+    with file.open("r+b") as handle:
+        length = struct.unpack("<Q", handle.read(8))[0]
+        begin = json.loads(handle.read(length))[name]["data_offsets"][0]
+        where = 8 + length + begin + position
+        handle.seek(where)
+        value = handle.read(1)[0]
+        handle.seek(where)
+        handle.write(bytes([value ^ 0x01]))
+    return directory
+
+
+def tensor_names(directory: Path) -> list[str]:
+    """Return the names of all tensors of a checkpoint, sorted."""
+    names: list[str] = []
+    for file in directory.glob("*.safetensors"):
+        with file.open("rb") as handle:
+            length = struct.unpack("<Q", handle.read(8))[0]
+            names += [name for name in json.loads(handle.read(length)) if name != "__metadata__"]
+    return sorted(names)
