@@ -51,11 +51,16 @@ class Message(msgspec.Struct, rename="camel", omit_defaults=False, kw_only=True,
 
 
 class Traffic(Message, frozen=True, kw_only=True):
-    """How traffic is treated during the swap."""
+    """How traffic is treated during the swap.
+
+    ``peers_ready`` is how many other pods of the slot are Ready: when there are some, a Drain leaves the
+    endpoints before it closes the gate.
+    """
 
     mode: TrafficMode = TrafficMode.DRAIN
     timeout_seconds: float = 60.0
     on_timeout: OnTimeout = OnTimeout.CANCEL_SWAP
+    peers_ready: int = 0
 
 
 class Loading(Message, frozen=True, kw_only=True):
