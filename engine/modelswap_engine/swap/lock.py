@@ -1,0 +1,108 @@
+"""Who is inside: a reader/writer lock in which requests are the readers and the swap is the writer.
+
+The writer is preferred: once it has claimed the lock, nobody enters. A reader is *admitting* until its prompt has been
+handed to the engine and *submitted* afterwards, because only some modes must wait for the whole answer. Waits end by
+cancellation; callers bound them with ``clock.within``.
+"""
+
+import asyncio
+from enum import Enum, auto
+
+from modelswap_engine.swap.clock import Clock
+
+
+class Scope(Enum):
+    """Which readers a writer waits for."""
+
+    ADMITTING = auto()
+    ALL = auto()
+
+
+class Reader:
+    """One request inside."""
+
+    __slots__ = ("_lock", "since", "submitted")
+
+    def __init__(self, lock: "UpdateLock", since: float) -> None:
+        self._lock = lock
+        self.since = since
+        self.submitted = False
+
+    def submit(self) -> None:
+        """The prompt has reached the engine; from now on only a writer that waits for all waits for this."""
+        self.submitted = True
+        self._lock._wake()
+
+    def leave(self) -> None:
+        """The request is over; leaving twice does no harm."""
+        self._lock._readers.pop(self, None)
+        self._lock._wake()
+
+
+class UpdateLock:
+    """The lock."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._readers: dict[Reader, None] = {}  # in order of entry
+        self._claimed = False
+        self._sleepers: list[asyncio.Future[None]] = []
+
+    @property
+    def claimed(self) -> bool:
+        """True while a writer is inside or waits to be."""
+        return self._claimed
+
+    @property
+    def inside(self) -> int:
+        """How many readers there are."""
+        return len(self._readers)
+
+    @property
+    def oldest_seconds(self) -> float:
+        """The age of the oldest reader; 0 without any."""
+        first = next(iter(self._readers), None)
+        return 0.0 if first is None else self._clock.monotonic() - first.since
+
+    async def enter(self) -> Reader:
+        """Become a reader, after any writer."""
+        while self._claimed:
+            await self._sleep()
+        reader = Reader(self, self._clock.monotonic())
+        self._readers[reader] = None
+        return reader
+
+    def claim(self) -> None:
+        """Become the writer: nobody enters any more. Those inside still are; see :meth:`idle`.
+
+        Raises:
+            RuntimeError: there is a writer already; the caller's mutex is broken.
+        """
+        if self._claimed:
+            raise RuntimeError("the update lock has a writer already")
+        self._claimed = True
+
+    def release(self) -> None:
+        """Stop being the writer."""
+        self._claimed = False
+        self._wake()
+
+    async def idle(self, scope: Scope) -> None:
+        """Return when no reader of this scope is inside."""
+        while any(scope is Scope.ALL or not reader.submitted for reader in self._readers):
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        sleeper = asyncio.get_running_loop().create_future()
+        self._sleepers.append(sleeper)
+        try:
+            await sleeper
+        finally:
+            if sleeper in self._sleepers:
+                self._sleepers.remove(sleeper)
+
+    def _wake(self) -> None:
+        sleepers, self._sleepers = self._sleepers, []
+        for sleeper in sleepers:
+            if not sleeper.done():
+                sleeper.set_result(None)

@@ -1,0 +1,48 @@
+"""What may be set about swaps; values only, each with its unit."""
+
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapSettings:
+    """Settings of one engine process.
+
+    Attributes:
+        state_dir: the journal and the side files of the versions live here.
+        pod_uid: UID of the pod this process runs in; "" outside Kubernetes.
+        boot_id: random id of this process start.
+        propagation_seconds: from the readiness probe's first 503 until no endpoint routes here any more.
+        probe_seconds: how long to wait for that 503 at most (there may be no kubelet).
+        poll_seconds: how often dead workers are looked for.
+        call_seconds: bound of one short backend call (prepare, commit, verify, rollback, resume, release).
+        pause_seconds: bound of parking every rank at a step boundary.
+        admit_seconds: bound of waiting until requests in admission (tokenizing) have reached the engine.
+        stage_seconds: bound of reading and staging a version; load_seconds of loading a whole one.
+        resolve_seconds: bound of finding a checkpoint and, without a manifest, hashing it.
+        hash_seconds: bound of one full re-hash of live tensors.
+        retry_seconds: first and longest pause between attempts to load.
+        memory_reserve: bytes that staging leaves free.
+    """
+
+    state_dir: Path
+    pod_uid: str = ""
+    served_model_name: str = ""
+    software: str = ""
+    boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    propagation_seconds: float = 2.0
+    probe_seconds: float = 15.0
+    poll_seconds: float = 1.0
+    call_seconds: float = 30.0
+    pause_seconds: float = 30.0
+    admit_seconds: float = 10.0
+    stage_seconds: float = 1800.0
+    load_seconds: float = 1800.0
+    resolve_seconds: float = 1800.0
+    hash_seconds: float = 1800.0
+    retry_seconds: tuple[float, float] = (1.0, 30.0)
+    memory_reserve: int = 64 * MIB
