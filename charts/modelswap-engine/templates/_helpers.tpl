@@ -1,0 +1,83 @@
+{{- define "modelswap-engine.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "modelswap-engine.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- $name := include "modelswap-engine.name" . }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "modelswap-engine.slot" -}}
+{{- default .Release.Name .Values.slot }}
+{{- end }}
+
+{{- define "modelswap-engine.servedModelName" -}}
+{{- default (include "modelswap-engine.slot" .) .Values.servedModelName }}
+{{- end }}
+
+{{- define "modelswap-engine.modelPath" -}}
+{{- required "model.path is required: the folder of the checkpoint that the pods start with, as the container sees it, such as /models/smollm2-1.0" .Values.model.path }}
+{{- end }}
+
+{{/* What selectors may name: it must never change. */}}
+{{- define "modelswap-engine.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "modelswap-engine.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: engine
+{{- end }}
+
+{{- define "modelswap-engine.labels" -}}
+{{ include "modelswap-engine.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: modelswap
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "modelswap-engine.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "modelswap-engine.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name is required when serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "modelswap-engine.image" -}}
+{{- with .Values.image }}
+{{- if .digest }}
+{{- printf "%s@%s" .repository .digest }}
+{{- else }}
+{{- printf "%s:%s" .repository (default $.Chart.AppVersion .tag) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The source of the models volume, or nothing. */}}
+{{- define "modelswap-engine.modelsVolume" -}}
+{{- $given := list }}
+{{- with .Values.models.hostPath }}
+{{- if .path }}
+{{- $given = append $given (dict "hostPath" (dict "path" .path "type" .type)) }}
+{{- end }}
+{{- end }}
+{{- with .Values.models.persistentVolumeClaim.claimName }}
+{{- $given = append $given (dict "persistentVolumeClaim" (dict "claimName" . "readOnly" true)) }}
+{{- end }}
+{{- with .Values.models.volume }}
+{{- $given = append $given . }}
+{{- end }}
+{{- if gt (len $given) 1 }}
+{{- fail "models: set at most one of hostPath.path, persistentVolumeClaim.claimName and volume" }}
+{{- end }}
+{{- range $given }}
+{{- toYaml . }}
+{{- end }}
+{{- end }}
