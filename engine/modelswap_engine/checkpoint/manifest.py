@@ -10,6 +10,7 @@ A manifest knows no folder: ``file`` and ``offset`` say where a tensor lies rela
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from functools import cached_property
@@ -186,6 +187,6 @@ def _check_side_file(side: SideFile, *, file: str) -> None:
 
 
 def _check_order(names: list[str], *, what: str, file: str) -> None:
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in itertools.pairwise(names):
         if before >= after:
             refuse(f"{what} are not sorted and unique: {after!r} after {before!r}", file=file)

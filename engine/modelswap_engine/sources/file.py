@@ -1,0 +1,118 @@
+"""``file:///…``: checkpoints on a mounted volume, under allowed roots only.
+
+All links are resolved before anything is compared with the roots, and nothing outside them is opened. The manifest is
+the shipped one, held against the headers, or is computed (and kept in the cache). Every read happens in a thread.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import unquote, urlsplit
+
+from modelswap_engine.checkpoint import build
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.files import contained
+from modelswap_engine.checkpoint.hashing import Progress
+from modelswap_engine.checkpoint.layout import Contents, read_contents
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
+from modelswap_engine.checkpoint.rules import shown
+from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotAllowed, SourceNotFound
+from modelswap_engine.sources.cache import ManifestCache
+from modelswap_engine.sources.local import LocalCheckpoint
+
+
+class FileSource:
+    """Checkpoint folders below some roots.
+
+    Args:
+        roots: folders that checkpoints, and the links in them, may lie in.
+        cache: folder for computed manifests; None keeps none.
+        progress: told (bytes done, bytes in all) while a manifest is computed, from another thread.
+        clock_ns: wall clock in nanoseconds.
+    """
+
+    scheme = "file"
+
+    def __init__(
+        self,
+        *,
+        roots: Sequence[Path],
+        cache: Path | None,
+        progress: Progress | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._roots = tuple(roots)
+        self._cache = ManifestCache(cache) if cache is not None else None
+        self._progress = progress
+        self._clock_ns = clock_ns
+
+    async def resolve(self, uri: str) -> LocalCheckpoint:
+        """Find, read and validate the checkpoint at a URI; see :class:`sources.port.Source`."""
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(self._resolve, uri, stop)
+        except asyncio.CancelledError:
+            stop.set()  # the thread ends at its next chunk
+            raise
+
+    def _resolve(self, uri: str, stop: threading.Event) -> LocalCheckpoint:
+        roots = tuple(root.resolve() for root in self._roots)
+        directory = self._directory(uri, roots)
+        read_at_ns = self._clock_ns()
+        contents = read_contents(directory, roots=roots, shipped=True)
+        if contents.shipped is not None:
+            manifest = manifests.decode(contents.shipped)
+            build.check_shipped(manifest, contents, file=MANIFEST_FILE)
+            return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
+        manifest = self._cached(contents)
+        if manifest is None:
+            manifest = build.hash_contents(contents, roots=roots, progress=self._progress, stop=stop)
+            if self._cache is not None:
+                self._cache.put(directory, contents.stamps, manifest, read_at_ns=read_at_ns)
+        return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
+
+    def _cached(self, contents: Contents) -> Manifest | None:
+        kept = self._cache.get(contents.directory, contents.stamps) if self._cache is not None else None
+        if kept is None:
+            return None
+        try:
+            build.check_tensors(kept, contents, file=MANIFEST_FILE)
+        except ManifestMismatch:  # a damaged entry: the headers are the truth
+            return None
+        return kept
+
+    def _directory(self, uri: str, roots: Sequence[Path]) -> Path:
+        path = _path_of(uri)
+        try:
+            directory = path.resolve()
+        except (RuntimeError, OSError):
+            raise SourceNotFound(f"{shown(uri, 200)}: links that lead nowhere", advice="check the path") from None
+        if not contained(directory, roots):
+            # Before asking whether it exists: what lies outside the roots is not told.
+            raise SourceNotAllowed(
+                f"{shown(uri, 200)}: outside the allowed roots",
+                advice=f"put it under {', '.join(map(str, self._roots)) or 'a root'}, or add one with --allow-root",
+            )
+        if not directory.exists():
+            raise SourceNotFound(f"{shown(uri, 200)}: nothing is there", advice="check the path and the mounted volume")
+        return directory
+
+
+def _path_of(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.netloc not in {"", "localhost"} or parts.query or parts.fragment:
+        _not_a_file_uri(uri)
+    try:
+        path = unquote(parts.path, errors="strict")
+    except UnicodeDecodeError:
+        _not_a_file_uri(uri)
+    if not path.startswith("/") or any(ord(character) < 32 for character in path):
+        _not_a_file_uri(uri)
+    return Path(path)
+
+
+def _not_a_file_uri(uri: str) -> NoReturn:
+    raise SourceNotAllowed(f"{shown(uri, 200)}: not of the form file:///absolute/path", advice="write file:///…")
