@@ -64,6 +64,11 @@ def meaning(name: str, data: bytes) -> Any:
     return _numbers(value)
 
 
+def canonical_text(value: Any) -> str:
+    """Return the one text of a JSON value; unlike ``==`` it tells ``true`` from ``1``."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
 def side_file(name: str, data: bytes) -> SideFile:
     """Return the manifest entry of a side file.
 
@@ -73,8 +78,7 @@ def side_file(name: str, data: bytes) -> SideFile:
     raw = hashlib.sha256(data).hexdigest()
     canonical = raw
     if name.endswith(".json"):
-        text = json.dumps(meaning(name, data), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        canonical = hashlib.sha256(text.encode("ascii")).hexdigest()
+        canonical = hashlib.sha256(canonical_text(meaning(name, data)).encode("ascii")).hexdigest()
     return SideFile(name=name, size=len(data), sha256=raw, canonical_sha256=canonical)
 
 

@@ -1,6 +1,6 @@
 """What a folder holds: which files make the checkpoint, where each tensor lies. Reads headers, no tensor bytes.
 
-L1 one ``model.safetensors``, or an index with the shards that it names; not both, because readers disagree on which wins
+L1 one ``model.safetensors``, or an index with the shards that it names; not both: readers disagree on which wins
 L2 anything else that holds weights (pickle, GGUF, safetensors under other names) is refused with advice, never parsed
 L3 every file is a regular one inside the roots (``files.py``)
 L4 side files are those of ``canonical.SIDE_FILES``; other files are ignored
@@ -118,6 +118,11 @@ def read_contents(directory: Path, *, roots: Sequence[Path], shipped: bool = Fal
         stamps=reader.stamps,
         header_bytes=reader.bytes_read,
     )
+
+
+def read_side_files(directory: Path) -> dict[str, bytes]:
+    """Return the side files of a folder of our own, such as ``copy_side_files`` makes: name → bytes."""
+    return {name: (directory / name).read_bytes() for name in sorted(SIDE_FILES) if (directory / name).is_file()}
 
 
 def _list(directory: Path) -> frozenset[str]:

@@ -67,11 +67,12 @@ class FileSource:
             manifest = manifests.decode(contents.shipped)
             build.check_shipped(manifest, contents, file=MANIFEST_FILE)
             return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
-        manifest = self._cached(contents)
-        if manifest is None:
-            manifest = build.hash_contents(contents, roots=roots, progress=self._progress, stop=stop)
-            if self._cache is not None:
-                self._cache.put(directory, contents.stamps, manifest, read_at_ns=read_at_ns)
+        kept = self._cached(contents)
+        if kept is not None:
+            return LocalCheckpoint(uri=uri, manifest=kept, contents=contents)
+        manifest = build.hash_contents(contents, roots=roots, progress=self._progress, stop=stop)
+        if self._cache is not None:
+            self._cache.put(directory, contents.stamps, manifest, read_at_ns=read_at_ns)
         return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
 
     def _cached(self, contents: Contents) -> Manifest | None:

@@ -1,0 +1,120 @@
+"""``modelswap diff A B``: what a swap from A to B would have to change. Works with the base install."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.diff import Diff
+from modelswap_engine.checkpoint.diff import diff as compare
+from modelswap_engine.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest
+from modelswap_engine.cli.manifest import Roots, load
+from modelswap_engine.cli.operations import Format, Output
+from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceUnreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The answer in JSON: names by kind of difference, and what would have to travel."""
+
+    from_digest: str
+    to_digest: str
+    changed: tuple[str, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    reshaped: tuple[str, ...]
+    retyped: tuple[str, ...]
+    side_files: tuple[str, ...]
+    changed_bytes: int
+    total_bytes: int
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the command."""
+    parent.command()(diff)
+
+
+def diff(
+    live: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint folder, or a manifest file.")],
+    target: Annotated[Path, typer.Argument(metavar="B", help="The same, for the wanted version.")],
+    root: Roots = None,
+    output: Format = Output.TEXT,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when they differ.")] = False,
+) -> None:
+    """Show which tensors and side files differ between two checkpoints."""
+    old, new = _manifest(live, root), _manifest(target, root)
+    found = compare(old, new)
+    report = _report(old, new, found)
+    if output is Output.JSON:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        _table(old, new, found, report)
+    if exit_code and not found.empty:
+        raise typer.Exit(1)
+
+
+def _manifest(path: Path, roots: list[Path] | None) -> Manifest:
+    if path.suffix != ".json":
+        return load(path, roots)
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise InvalidCheckpoint(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes", advice="name a manifest")
+        return manifests.decode(path.read_bytes(), file=path.name)
+    except OSError as error:
+        raise SourceUnreadable(f"{path}: {error.strerror}", advice="check the path") from None
+
+
+def _report(old: Manifest, new: Manifest, found: Diff) -> Report:
+    travel = {*found.changed, *found.added, *found.reshaped, *found.retyped}
+    return Report(
+        from_digest=old.digest,
+        to_digest=new.digest,
+        changed=found.changed,
+        added=found.added,
+        removed=found.removed,
+        reshaped=found.reshaped,
+        retyped=found.retyped,
+        side_files=found.side_changed,
+        changed_bytes=sum(new.by_name[name].nbytes for name in travel),
+        total_bytes=new.total_bytes,
+    )
+
+
+def _table(old: Manifest, new: Manifest, found: Diff, report: Report) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from modelswap_engine.cli.render import out, size
+
+    if found.empty:
+        out(Text(f"same content: {new.digest}"))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("difference", "name", "from", "to", "bytes"):
+        table.add_column(column)
+    for kind, name in _rows(found):
+        before, after = _form(old, name), _form(new, name)
+        nbytes = new.by_name[name].nbytes if name in new.by_name else 0
+        table.add_row(kind, Text(name), before, after if after != before else "", size(nbytes))
+    for name in found.side_changed:
+        table.add_row("side file", Text(name), "", "", "")
+    out(table)
+    differ = sum(1 for _ in _rows(found))
+    out(Text(f"{differ} of {len(new.tensors)} tensors differ; {size(report.changed_bytes)} of "
+             f"{size(report.total_bytes)} would travel"))  # fmt: skip
+
+
+def _rows(found: Diff) -> "Iterator[tuple[str, str]]":
+    form = {**dict.fromkeys(found.retyped, "retyped"), **dict.fromkeys(found.reshaped, "reshaped")}
+    for kind, names in (("changed", found.changed), ("added", found.added), ("removed", found.removed)):
+        yield from ((kind, name) for name in names)
+    yield from ((kind, name) for name, kind in sorted(form.items()))
+
+
+def _form(manifest: Manifest, name: str) -> str:
+    entry = manifest.by_name.get(name)
+    return f"{entry.dtype} {'x'.join(map(str, entry.shape)) or 'scalar'}" if entry is not None else ""

@@ -1,0 +1,154 @@
+"""``modelswap manifest build|show|verify``: works with the base install, without torch and without an engine."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import msgspec
+import typer
+
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.build import check_shipped, hash_contents
+from modelswap_engine.checkpoint.layout import Contents, read_contents
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
+from modelswap_engine.cli.operations import Format, Output
+from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotFound, SourceUnreadable
+
+app = typer.Typer(help="Write, show and check the manifest of a checkpoint folder.", no_args_is_help=True)
+
+Folder: TypeAlias = Annotated[Path, typer.Argument(help="Checkpoint folder: config.json, model.safetensors or shards.")]
+Roots: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option("--root", help="Folder that links in DIR may lead to, e.g. the model cache; default: DIR itself."),
+]
+Target: TypeAlias = Annotated[
+    Path | None, typer.Option("--output", help=f"Where to write it; - is stdout. Default: DIR/{MANIFEST_FILE}.")
+]
+Form: TypeAlias = Annotated[Output, typer.Option("-o", "--format", help="Form of the summary: text or json.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the commands as ``manifest``."""
+    parent.add_typer(app, name="manifest")
+
+
+@app.command()
+def build(folder: Folder, target: Target = None, root: Roots = None, form: Form = Output.TEXT) -> None:
+    """Hash every tensor of DIR and write its manifest, so that a swap fetches only what changed."""
+    contents, roots = read(folder, root)
+    manifest = computed(contents, roots)
+    if target == Path("-"):
+        typer.echo(manifests.encode(manifest), nl=False)
+        return
+    path = target or folder / MANIFEST_FILE
+    _write(path, manifests.encode(manifest))
+    _summary(manifest, form, path=path)
+
+
+@app.command()
+def show(folder: Folder, root: Roots = None, output: Format = Output.TEXT) -> None:
+    """Print the manifest of DIR: the shipped one after holding it against the headers, else a computed one."""
+    manifest = load(folder, root)
+    if output is Output.JSON:
+        typer.echo(manifests.encode(manifest), nl=False)
+        return
+    for entry in manifest.tensors:
+        typer.echo(f"{entry.sha256[:16]}  {entry.dtype:<9} {entry.nbytes:>14}  {entry.name} {list(entry.shape)}")
+    for side in manifest.side_files:
+        typer.echo(f"{side.canonical_sha256[:16]}  {'side file':<9} {side.size:>14}  {side.name}")
+    _summary(manifest, output, path=None)
+
+
+@app.command()
+def verify(folder: Folder, root: Roots = None, output: Format = Output.TEXT) -> None:
+    """Hash every tensor of DIR again and compare with its shipped manifest."""
+    contents, roots = read(folder, root)
+    stated = shipped(contents)
+    if stated is None:
+        raise SourceNotFound(
+            f"{folder}: there is no {MANIFEST_FILE}", advice=f"write one with: modelswap manifest build {folder}"
+        )
+    actual = computed(contents, roots)
+    wrong = [entry for entry in stated.tensors if actual.by_name[entry.name].sha256 != entry.sha256]
+    if wrong:
+        raise ManifestMismatch(
+            f"{folder}: {len(wrong)} tensors are not what the manifest says, the first is {wrong[0].name!r} in "
+            f"{wrong[0].file}",
+            advice="fetch the checkpoint again; if the change is wanted, build the manifest again",
+            details={"tensor": wrong[0].name, "expected": wrong[0].sha256},
+        )
+    _summary(stated, output, path=folder / MANIFEST_FILE)
+
+
+def load(folder: Path, roots: list[Path] | None) -> Manifest:
+    """Return the manifest of a folder: the shipped one, checked against the headers, else a computed one.
+
+    Raises:
+        Refused, SourceUnreadable, SourceChanged: it is not a valid checkpoint, or it cannot be read.
+    """
+    contents, allowed = read(folder, roots)
+    return shipped(contents) or computed(contents, allowed)
+
+
+def read(folder: Path, roots: list[Path] | None) -> tuple[Contents, tuple[Path, ...]]:
+    """Return what is in a folder, and where its links may lead."""
+    directory = folder.resolve()
+    allowed = tuple(root.resolve() for root in roots) if roots else (directory,)
+    return read_contents(directory, roots=allowed, shipped=True), allowed
+
+
+def shipped(contents: Contents) -> Manifest | None:
+    """Return the manifest that a folder came with, checked against the headers; None when it came with none."""
+    if contents.shipped is None:
+        return None
+    manifest = manifests.decode(contents.shipped)
+    check_shipped(manifest, contents, file=MANIFEST_FILE)
+    return manifest
+
+
+def computed(contents: Contents, roots: tuple[Path, ...]) -> Manifest:
+    """Return the manifest as hashed now, with a bar on stderr."""
+    from modelswap_engine.cli.progress import hashing
+
+    with hashing(contents.directory.name) as progress:
+        return hash_contents(contents, roots=roots, progress=progress)
+
+
+def _summary(manifest: Manifest, form: Output, *, path: Path | None) -> None:
+    if form is Output.JSON:
+        facts = {
+            "digest": manifest.digest,
+            "architecture": manifest.architecture,
+            "tensors": len(manifest.tensors),
+            "bytes": manifest.total_bytes,
+            "sideFiles": [side.name for side in manifest.side_files],
+            "path": str(path) if path is not None else "",
+        }
+        typer.echo(msgspec.json.encode(facts))
+        return
+    from modelswap_engine.cli.render import size
+
+    typer.echo(f"digest        {manifest.digest}")
+    typer.echo(f"architecture  {manifest.architecture or '(none stated)'}")
+    typer.echo(f"tensors       {len(manifest.tensors)} ({size(manifest.total_bytes)})")
+    typer.echo(f"side files    {', '.join(side.name for side in manifest.side_files) or '(none)'}")
+    if path is not None:
+        typer.echo(f"manifest      {path}")
+
+
+def _write(path: Path, data: bytes) -> None:
+    # Through a new file and a rename: a reader sees all of it or none, and a link at this name is not followed.
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".manifest.")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                os.fchmod(stream.fileno(), 0o644)
+                stream.write(data)
+            Path(temporary).replace(path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise SourceUnreadable(
+            f"{path}: cannot be written: {error.strerror}", advice="name another place with --output"
+        ) from None
