@@ -1,0 +1,1 @@
+"""The command ``modelswap``; modules here are imported only when their command runs."""

@@ -1,0 +1,258 @@
+"""``modelswap state|plan|swap|rollback|cancel|check|pause|resume``: what a person does to a running engine."""
+
+import hashlib
+import secrets
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from modelswap_engine.protocol.errors import NotFound
+from modelswap_engine.protocol.messages import (
+    CancelRequest,
+    CheckRequest,
+    CheckResult,
+    EngineState,
+    Fence,
+    Loading,
+    LoadingMode,
+    OnTimeout,
+    PauseRequest,
+    Plan,
+    PlanRequest,
+    ResumeRequest,
+    RollbackRequest,
+    SwapRequest,
+    SwapStatus,
+    Traffic,
+    TrafficMode,
+    VerifyMode,
+    VersionRef,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from modelswap_engine.cli.client import ControlClient
+
+
+class Output(StrEnum):
+    """How results are shown."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Url: TypeAlias = Annotated[str, typer.Option(envvar="MODELSWAP_URL", help="The engine's control port.")]
+TokenFile: TypeAlias = Annotated[
+    Path | None, typer.Option(envvar="MODELSWAP_TOKEN_FILE", help="File with the control port's token.")
+]
+Format: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="text or json.")]
+Source: TypeAlias = Annotated[str, typer.Option(help="Where the checkpoint is, e.g. file:///models/m-1.1.")]
+Label: TypeAlias = Annotated[str, typer.Option("--version", help="Label of the version, for people.")]
+Digest: TypeAlias = Annotated[str, typer.Option(help="Pin: refuse any other content (sha256:…).")]
+Mode: TypeAlias = Annotated[TrafficMode, typer.Option(help="What happens to requests in flight.")]
+Timeout: TypeAlias = Annotated[float, typer.Option(help="Seconds a Drain waits for requests in flight.")]
+Late: TypeAlias = Annotated[OnTimeout, typer.Option(help="What a Drain does when they take longer.")]
+LoadMode: TypeAlias = Annotated[LoadingMode, typer.Option("--loading", help="Which tensors are loaded.")]
+Verify: TypeAlias = Annotated[VerifyMode, typer.Option(help="Strict hashes the live tensors before resuming.")]
+Wait: TypeAlias = Annotated[bool, typer.Option(help="Follow until the operation ends.")]
+
+_URL = "http://127.0.0.1:8001"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (state, plan, swap, rollback, cancel, check, pause, resume):
+        app.command()(command)
+
+
+def state(url: Url = _URL, token_file: TokenFile = None, output: Format = Output.TEXT) -> None:
+    """Show what the engine serves and what it is doing."""
+    from modelswap_engine.cli import render
+
+    _show(_client(url, token_file).get("/state", EngineState), output, render.state)
+
+
+def plan(
+    source: Source,
+    version: Label = "",
+    digest: Digest = "",
+    mode: Mode = TrafficMode.DRAIN,
+    loading: LoadMode = LoadingMode.AUTO,
+    url: Url = _URL,
+    token_file: TokenFile = None,
+    output: Format = Output.TEXT,
+) -> None:
+    """Show what a swap would do, without doing it; exit code 1 when it would be refused."""
+    from modelswap_engine.cli import render
+
+    request = PlanRequest(
+        target=VersionRef(version=version, uri=_uri(source), digest=digest),
+        traffic=Traffic(mode=mode),
+        loading=Loading(mode=loading),
+    )
+    found = _client(url, token_file).post("/plan", request, Plan)
+    _show(found, output, render.plan)
+    if found.refusals:
+        raise typer.Exit(1)
+
+
+def swap(
+    source: Source,
+    version: Label = "",
+    digest: Digest = "",
+    mode: Mode = TrafficMode.DRAIN,
+    timeout: Timeout = 60.0,
+    on_timeout: Late = OnTimeout.CANCEL_SWAP,
+    loading: LoadMode = LoadingMode.AUTO,
+    verify: Verify = VerifyMode.STANDARD,
+    keep_previous: Annotated[bool, typer.Option(help="Keep the old tensors for rollback.")] = True,
+    wait: Wait = True,
+    url: Url = _URL,
+    token_file: TokenFile = None,
+    output: Format = Output.TEXT,
+) -> None:
+    """Make the engine serve another version."""
+    client = _client(url, token_file)
+    target = VersionRef(version=version, uri=_uri(source), digest=digest)
+    fence, etag = _fence(client.get("/state", EngineState))
+    request = SwapRequest(
+        operation_id=_operation_id(f"{target.uri} {version} {digest} {fence.revision}"),
+        fence=fence,
+        target=target,
+        traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
+        loading=Loading(mode=loading, verify=verify, keep_previous=keep_previous),
+    )
+    _finish(client, client.post("/swaps", request, SwapStatus, if_match=etag), wait=wait, output=output)
+
+
+def rollback(
+    mode: Mode = TrafficMode.DRAIN,
+    timeout: Timeout = 60.0,
+    on_timeout: Late = OnTimeout.CANCEL_SWAP,
+    wait: Wait = True,
+    url: Url = _URL,
+    token_file: TokenFile = None,
+    output: Format = Output.TEXT,
+) -> None:
+    """Put the retained previous version back."""
+    client = _client(url, token_file)
+    fence, etag = _fence(client.get("/state", EngineState))
+    request = RollbackRequest(
+        operation_id=_operation_id(f"rollback {fence.revision}"),
+        fence=fence,
+        traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
+    )
+    _finish(client, client.post("/rollback", request, SwapStatus, if_match=etag), wait=wait, output=output)
+
+
+def cancel(
+    operation_id: Annotated[str, typer.Argument(help="Id of the operation; the running one when left out.")] = "",
+    url: Url = _URL,
+    token_file: TokenFile = None,
+    output: Format = Output.TEXT,
+) -> None:
+    """Cancel an operation while the old version has not been left."""
+    from modelswap_engine.cli import render
+    from modelswap_engine.cli.client import quoted
+
+    client = _client(url, token_file)
+    now = client.get("/state", EngineState)
+    if not operation_id:
+        if now.operation is None or now.operation.state.terminal:
+            raise NotFound("no operation is running", advice="`modelswap state` shows the last one")
+        operation_id = now.operation.operation_id
+    fence, _ = _fence(now)
+    answer = client.post(f"/swaps/{quoted(operation_id)}/cancel", CancelRequest(fence=fence), SwapStatus)
+    _show(answer, output, render.outcome)
+
+
+def check(
+    pattern: Annotated[str, typer.Argument(help="Names of tensors to check (glob).")] = "*",
+    url: Url = _URL,
+    token_file: TokenFile = None,
+    output: Format = Output.TEXT,
+) -> None:
+    """Re-hash the live tensors against the live version's manifest; exit code 1 when they differ."""
+    from modelswap_engine.cli import render
+
+    found = _client(url, token_file).post("/check", CheckRequest(pattern=pattern), CheckResult)
+    _show(found, output, render.check)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def pause(
+    seconds: Annotated[float, typer.Option(help="The pause ends by itself after so many seconds.")] = 30.0,
+    lease_id: Annotated[str, typer.Option(help="The same id again moves the deadline.")] = "cli",
+    url: Url = _URL,
+    token_file: TokenFile = None,
+    output: Format = Output.TEXT,
+) -> None:
+    """Hold new requests at the gate."""
+    from modelswap_engine.cli import render
+
+    request = PauseRequest(lease_id=lease_id, owner="cli", seconds=seconds)
+    _show(_client(url, token_file).post("/pause", request, EngineState), output, render.state)
+
+
+def resume(
+    lease_id: Annotated[str, typer.Option(help="The id that was used to pause.")] = "cli",
+    url: Url = _URL,
+    token_file: TokenFile = None,
+    output: Format = Output.TEXT,
+) -> None:
+    """Let requests in again."""
+    from modelswap_engine.cli import render
+
+    answer = _client(url, token_file).post("/resume", ResumeRequest(lease_id=lease_id), EngineState)
+    _show(answer, output, render.state)
+
+
+def _client(url: str, token_file: Path | None) -> "ControlClient":
+    from modelswap_engine.cli.client import ControlClient, read_token
+
+    return ControlClient(url, token=read_token(token_file))
+
+
+def _uri(source: str) -> str:
+    """Accept a plain path where a file is meant."""
+    return source if ":" in source.split("/", 1)[0] else Path(source).resolve().as_uri()
+
+
+def _fence(state: EngineState) -> tuple[Fence, str]:
+    """Return the next decision after the state, and the state it is made on."""
+    fence = Fence(pod_uid=state.pod_uid, owner_uid="cli", epoch=state.epoch, revision=state.revision + 1)
+    return fence, f'"{state.boot_id}.{state.seq}"'
+
+
+def _operation_id(decision: str) -> str:
+    digest = hashlib.sha256(decision.encode()).hexdigest()
+    return f"cli-{digest[:12]}-{secrets.token_hex(4)}"
+
+
+def _show(message: object, output: Output, text: "Callable[[Any], RenderableType]") -> None:
+    from modelswap_engine.cli.client import pretty
+
+    if output is Output.JSON:
+        typer.echo(pretty(message))
+        return
+    from modelswap_engine.cli.render import out
+
+    out(text(message))
+
+
+def _finish(client: "ControlClient", status: SwapStatus, *, wait: bool, output: Output) -> None:
+    """Follow an accepted operation to its end; exit code 1 unless it succeeded."""
+    from modelswap_engine.cli import render
+    from modelswap_engine.cli.follow import follow
+
+    if wait:
+        status = follow(client, status, quiet=output is Output.JSON)
+    _show(status, output, render.outcome)
+    if wait and not status.state.succeeded:
+        raise typer.Exit(1)

@@ -1,0 +1,165 @@
+"""What the command line shows: messages of the protocol as tables and lines, every figure with its unit."""
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from modelswap_engine.protocol.messages import CheckResult, EngineState, MemoryState, Plan, SwapStatus, VersionRef
+
+
+def out(renderable: RenderableType) -> None:
+    """Write to standard output."""
+    Console(highlight=False, soft_wrap=True).print(renderable)
+
+
+def size(count: int) -> str:
+    """Return a byte count for a person; -1 means that nothing bounds it."""
+    if count < 0:
+        return "unlimited"
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration for a person."""
+    if value is None:
+        return "-"
+    if value < 0.001:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def version(ref: VersionRef | None) -> str:
+    """Return a version in one line."""
+    if ref is None:
+        return "none"
+    return f"{ref.version or '(no label)'}  {ref.digest[:19] or '(digest unknown)'}"
+
+
+def _facts(rows: list[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), value)
+    return table
+
+
+def state(now: EngineState) -> RenderableType:
+    """Show ``GET /state``."""
+    gate = now.gate
+    door = "open" if gate.open else "closed"
+    if gate.lease_id:
+        door += f" by lease {gate.lease_id} of {gate.lease_owner or '?'}, {seconds(gate.lease_seconds_left)} left"
+    ready = "yes" if now.ready else f"no: {now.reason or 'Starting'} {now.message}".rstrip()
+    rows = [
+        ("model", now.served_model_name),
+        ("ready", ready + (" (quarantined)" if now.quarantined else "")),
+        ("live", version(now.live)),
+        ("previous", version(now.previous)),
+        ("revision", f"{now.revision} (owner {now.owner_uid or 'none'}, epoch {now.epoch})"),
+        ("gate", f"{door}, {gate.in_flight} in flight, {gate.queued} queued"),
+        ("operation", operation(now.operation)),
+        ("memory", _memory(now.memory)),
+        ("audit", _audit(now)),
+        ("swaps", f"{now.swaps_completed} completed, {now.restarts} worker restarts"),
+        ("boot", f"{now.boot_id} (pod {now.pod_uid or 'none'}, software {now.software or '?'})"),
+    ]
+    return Group(_facts(rows), _ranks(now))
+
+
+def _memory(memory: MemoryState) -> str:
+    kinds = {
+        "model": memory.model_bytes,
+        "staged": memory.staged_bytes,
+        "previous": memory.previous_bytes,
+        "KV cache": memory.kv_cache_bytes,
+        "RSS": memory.rss_bytes,
+        "limit": memory.limit_bytes,
+    }
+    return ", ".join(f"{name} {size(count)}" for name, count in kinds.items())
+
+
+def _ranks(now: EngineState) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("rank", "pid", "alive", "proved", "boot id"):
+        table.add_column(column)
+    for rank in now.ranks:
+        proved = rank.digest[:19] or "nothing"
+        table.add_row(str(rank.rank), str(rank.pid), "yes" if rank.alive else "no", proved, rank.boot_id)
+    return table
+
+
+def _audit(now: EngineState) -> str:
+    audit = now.audit
+    if audit is None or audit.ok is None:
+        return "none yet"
+    if audit.ok:
+        return f"ok, {audit.tensors} tensors ({size(audit.bytes)}) in {seconds(audit.seconds)} at {audit.finished_at}"
+    return f"MISMATCH in {', '.join(audit.mismatched[:5])} at {audit.finished_at}"
+
+
+def operation(status: SwapStatus | None) -> str:
+    """Show an operation in one line."""
+    if status is None:
+        return "none"
+    text = f"{status.operation_id} {status.state.value} to {version(status.target)}"
+    return text if status.error is None else f"{text}: {status.error.message}"
+
+
+def plan(found: Plan) -> RenderableType:
+    """Show a plan."""
+    rows = [
+        ("from", found.from_digest[:19] or "-"),
+        ("to", found.to_digest[:19] or "-"),
+        ("loading", found.mode.value),
+        ("tensors", f"{found.changed_tensors} of {found.total_tensors} change, in {found.groups} groups"),
+        ("bytes", f"{size(found.changed_bytes)} of {size(found.total_bytes)} change"),
+        ("to fetch", size(found.bytes_to_fetch)),
+        ("memory", f"{size(found.memory_needed)} needed, {size(found.memory_available)} available"),
+    ]
+    rows += [("side files", ", ".join(found.side_files))] if found.side_files else []
+    lines: list[RenderableType] = [_facts(rows)]
+    for refusal in found.refusals:
+        lines.append(Text(f"refused: {refusal.code}: {refusal.message}", style="red"))
+        if refusal.advice:
+            lines.append(Text(f"next: {refusal.advice}"))
+    return Group(*lines)
+
+
+def outcome(status: SwapStatus) -> RenderableType:
+    """Show how an operation stands or ended."""
+    window = status.commit_window_microseconds
+    rows = [
+        ("operation", status.operation_id),
+        ("state", status.state.value),
+        ("from", version(status.source)),
+        ("to", version(status.target)),
+    ]
+    if status.plan is not None:
+        rows.append(("changed", f"{status.plan.changed_tensors} tensors, {size(status.plan.changed_bytes)}"))
+    rows += [
+        ("fetched", f"{size(status.bytes_fetched)} of tensors, {size(status.header_bytes)} of headers and side files"),
+        ("stop latency", seconds(status.stop_latency_seconds)),
+        ("commit window", "-" if window is None else seconds(window / 1e6)),
+        ("gate closed", seconds(status.pause_seconds)),
+        ("total", seconds(status.total_seconds)),
+    ]
+    lines: list[RenderableType] = [_facts(rows)]
+    if status.error is not None:
+        lines.append(Text(f"error: {status.error.code}: {status.error.message}", style="red"))
+        if status.error.advice:
+            lines.append(Text(f"next: {status.error.advice}"))
+    return Group(*lines)
+
+
+def check(found: CheckResult) -> RenderableType:
+    """Show the result of a check."""
+    verdict = "ok" if found.ok else "MISMATCH"
+    amount = f"{found.checked} tensors, {size(found.bytes)} in {seconds(found.seconds)}"
+    head = f"{verdict}: {amount}, version {found.digest[:19]}"
+    lines: list[RenderableType] = [Text(head, style="" if found.ok else "red")]
+    lines += [Text(f"{item.name}: expected {item.expected}, live {item.actual}") for item in found.mismatched]
+    return Group(*lines)

@@ -1,0 +1,242 @@
+"""The engine process: wires backend, sources, coordinator and the two ports, and ends in good order.
+
+Both ports are bound before the model is loaded, so that a wrong port is an error at once and probes get answers
+while it loads. SIGTERM: not ready → go on taking requests for a moment, until clients have moved away → drain →
+exit. A second signal ends at once.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from modelswap_engine import __version__
+from modelswap_engine.backends.embedded.backend import EmbeddedBackend, EmbeddedSettings
+from modelswap_engine.cli.logs import configure
+from modelswap_engine.cli.serving import Auth, Logs
+from modelswap_engine.http.app import control_app, data_app
+from modelswap_engine.http.auth import Authenticator, InsecureAuthenticator, TokenFileAuthenticator
+from modelswap_engine.http.cluster import cluster_authenticator
+from modelswap_engine.http.metrics import Metrics
+from modelswap_engine.http.openai.routes import DataSettings
+from modelswap_engine.http.resources import VersionResources
+from modelswap_engine.protocol.codec import decode
+from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError
+from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, VersionRef
+from modelswap_engine.sources.file import FileSource
+from modelswap_engine.sources.registry import Sources
+from modelswap_engine.swap.clock import SystemClock
+from modelswap_engine.swap.coordinator import Coordinator
+from modelswap_engine.swap.gate import Gate
+from modelswap_engine.swap.journal import Journal
+from modelswap_engine.swap.settings import SwapSettings
+
+_log = structlog.get_logger("modelswap.serve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """The options of ``modelswap serve``, see there."""
+
+    model: Path
+    served_model_name: str
+    version: str
+    host: str
+    port: int
+    control_port: int
+    state_dir: Path
+    allow_root: tuple[Path, ...]
+    assignment_dir: Path | None
+    auth: Auth | None
+    token_file: Path | None
+    allowed_subject: tuple[str, ...]
+    insecure: bool
+    pod_uid: str
+    max_batch_tokens: int
+    kv_blocks: int
+    page_size: int
+    max_queue: int
+    drain_seconds: float
+    grace_seconds: float
+    logs: Logs
+
+
+def run(settings: ServeSettings) -> None:
+    """Serve until a signal.
+
+    Raises:
+        ModelswapError: it could not start.
+    """
+    configure(json=settings.logs is Logs.JSON or (settings.logs is Logs.AUTO and not sys.stderr.isatty()))
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: ServeSettings) -> None:
+    model = settings.model.resolve()
+    if not model.is_dir():
+        raise BadRequest(f"--model {settings.model}: no such folder", advice="pass the folder of a checkpoint")
+    stopping = _signals()
+    served_name = settings.served_model_name or model.name
+    authenticator = await _authenticator(settings)
+    backend = EmbeddedBackend(
+        EmbeddedSettings(
+            page_size=settings.page_size, num_blocks=settings.kv_blocks, max_batch_tokens=settings.max_batch_tokens
+        )
+    )
+    resources = VersionResources()
+    coordinator = _coordinator(settings, backend=backend, resources=resources, served_name=served_name, model=model)
+    metrics = Metrics(coordinator.state)
+    control = control_app(coordinator=coordinator, authenticator=authenticator, metrics=metrics)
+    data = data_app(
+        coordinator=coordinator,
+        backend=backend,
+        resources=resources,
+        metrics=metrics,
+        settings=DataSettings(served_model_name=served_name, context_limit=settings.kv_blocks * settings.page_size),
+    )
+    async with (
+        _listening(control, settings.host, settings.control_port, "--control-port"),
+        _listening(data, settings.host, settings.port, "--port"),
+    ):
+        _log.info("listening", host=settings.host, port=settings.port, control_port=settings.control_port)
+        template = VersionRef(version=settings.version or model.name, uri=model.as_uri())
+        try:
+            if await _unless_stopped(stopping, coordinator, template, await _assignment(settings.assignment_dir)):
+                await stopping.wait()
+                await _leave(coordinator, settings)
+        finally:
+            await coordinator.stop()
+
+
+def _coordinator(
+    settings: ServeSettings,
+    *,
+    backend: EmbeddedBackend,
+    resources: VersionResources,
+    served_name: str,
+    model: Path,
+) -> Coordinator:
+    state_dir = settings.state_dir.resolve()
+    clock = SystemClock()
+    roots = [model, *(root.resolve() for root in settings.allow_root)]
+    return Coordinator(
+        backend=backend,
+        sources=Sources({"file": FileSource(roots=roots, cache=state_dir / "manifests")}),
+        journal=Journal.open(state_dir / "journal"),
+        gate=Gate(clock=clock, max_queue=settings.max_queue),
+        clock=clock,
+        settings=SwapSettings(
+            state_dir=state_dir,
+            pod_uid=settings.pod_uid,
+            served_model_name=served_name,
+            software=f"modelswap {__version__}",
+        ),
+        listeners=[resources],
+    )
+
+
+async def _authenticator(settings: ServeSettings) -> Authenticator:
+    if settings.insecure:
+        return InsecureAuthenticator()
+    if settings.auth is Auth.KUBERNETES:
+        return await cluster_authenticator(
+            pod_uid=settings.pod_uid, subjects=frozenset(settings.allowed_subject), environment=os.environ
+        )
+    if settings.token_file is None:
+        raise BadRequest("--auth token-file needs --token-file", advice="pass --token-file FILE")
+    tokens = TokenFileAuthenticator(settings.token_file)
+    await tokens.load()
+    return tokens
+
+
+async def _assignment(directory: Path | None) -> Assignment | None:
+    """Read the mounted assignment; an optional mount that is empty means that nothing was assigned yet."""
+    if directory is None:
+        return None
+    path = directory / ASSIGNMENT_KEY
+    try:
+        data = await asyncio.to_thread(path.read_bytes)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadRequest(f"assignment {path}: {error.strerror}", advice="check the volume mount") from None
+    return decode(data, Assignment)
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: web.Application, host: str, port: int, option: str) -> AsyncIterator[None]:
+    """Serve an application on a port; a client that goes away ends its request on the data port only."""
+    runner = web.AppRunner(
+        app, handle_signals=False, access_log=None, handler_cancellation=option == "--port", shutdown_timeout=2.0
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port, reuse_address=True).start()
+        except OSError as error:
+            raise BadRequest(
+                f"{option} {port} on {host}: {error.strerror or error}", advice=f"choose another {option}"
+            ) from None
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if stopping.is_set():
+            _log.warning("second signal, leaving at once")
+            os._exit(1)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    return stopping
+
+
+async def _unless_stopped(
+    stopping: asyncio.Event, coordinator: Coordinator, template: VersionRef, assignment: Assignment | None
+) -> bool:
+    """Start the engine; False when a signal came first."""
+    starting = asyncio.ensure_future(coordinator.start(template, assignment))
+    signalled = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            _log.info("stopped while starting")
+            return False
+        await _started(starting)
+        return True
+    finally:
+        signalled.cancel()
+        starting.cancel()
+        await asyncio.gather(starting, signalled, return_exceptions=True)
+
+
+async def _started(starting: asyncio.Future[None]) -> None:
+    try:
+        await starting
+    except ModelswapError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the boundary: a person gets one line, the log the rest
+        _log.error("start failed", exc_info=error)
+        raise Internal(f"the engine did not start: {error}", advice="see the log above") from None
+
+
+async def _leave(coordinator: Coordinator, settings: ServeSettings) -> None:
+    """Let go of the traffic: first new requests move away, then those in flight finish."""
+    began = time.monotonic()
+    _log.info("stopping", drain_seconds=settings.drain_seconds)
+    await coordinator.drain(settings.drain_seconds)
+    _log.info("drained", seconds=round(time.monotonic() - began, 3))

@@ -1,0 +1,1 @@
+"""The two doors of a sidecar: the data port (OpenAI API) and the control port."""

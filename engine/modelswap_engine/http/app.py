@@ -1,0 +1,68 @@
+"""The two aiohttp applications of a sidecar; everything they need is passed in."""
+
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+from modelswap_engine.backends.port import Backend
+from modelswap_engine.http.auth import Authenticator, auth_middleware
+from modelswap_engine.http.control import MAX_BODY_BYTES, ControlPort
+from modelswap_engine.http.errors import error_middleware
+from modelswap_engine.http.health import OPEN_PATHS, Health
+from modelswap_engine.http.metrics import Metrics
+from modelswap_engine.http.openai.routes import DataPort, DataSettings
+from modelswap_engine.http.resources import VersionResources
+from modelswap_engine.swap.coordinator import Coordinator
+
+MAX_PROMPT_BYTES = 8 * 1024 * 1024
+
+
+def control_app(
+    *,
+    coordinator: Coordinator,
+    authenticator: Authenticator,
+    metrics: Metrics,
+    clock: Callable[[], float] = time.monotonic,
+) -> web.Application:
+    """Return the control port: everything but the probes and metrics needs a valid token."""
+    control = ControlPort(coordinator=coordinator, metrics=metrics, clock=clock)
+    app = web.Application(
+        middlewares=[error_middleware, auth_middleware(authenticator, open_paths=OPEN_PATHS)],
+        client_max_size=MAX_BODY_BYTES,
+    )
+    app.add_routes([*Health(coordinator=coordinator, metrics=metrics).routes(), *control.routes()])
+    app.on_shutdown.append(control.close)
+    return app
+
+
+def data_app(
+    *,
+    coordinator: Coordinator,
+    backend: Backend,
+    resources: VersionResources,
+    metrics: Metrics,
+    settings: DataSettings,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> web.Application:
+    """Return the data port: the OpenAI API, open to whoever reaches it, and ``/health``."""
+    port = DataPort(
+        coordinator=coordinator,
+        backend=backend,
+        resources=resources,
+        metrics=metrics,
+        settings=settings,
+        clock=clock,
+        wall_clock=wall_clock,
+    )
+    app = web.Application(middlewares=[error_middleware], client_max_size=MAX_PROMPT_BYTES)
+    app.add_routes([*port.routes(), web.get("/health", Health(coordinator=coordinator, metrics=metrics).health)])
+
+    async def close_when_leaving(_: web.Request, response: web.StreamResponse) -> None:
+        # A pod on its way out tells keep-alive clients to connect again, which finds them another pod.
+        if not coordinator.ready():
+            response.force_close()
+
+    app.on_response_prepare.append(close_when_leaving)
+    return app

@@ -1,0 +1,50 @@
+"""Probes and metrics: the only routes of the control port that need no token.
+
+``/livez`` says that the event loop turns, and nothing else: a paused, draining or quarantined engine is alive, and
+restarting it would lose requests. ``/readyz`` is the coordinator's word.
+"""
+
+from aiohttp import web
+from prometheus_client import exposition
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from modelswap_engine.http.metrics import Metrics
+from modelswap_engine.swap.coordinator import Coordinator
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+
+
+class Health:
+    """Handlers of the open routes."""
+
+    def __init__(self, *, coordinator: Coordinator, metrics: Metrics) -> None:
+        self._coordinator = coordinator
+        self._metrics = metrics
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route table of the control port."""
+        return [web.get("/livez", self.livez), web.get("/readyz", self.readyz), web.get("/metrics", self.metrics)]
+
+    async def livez(self, _: web.Request) -> web.Response:
+        """Say that this process answers."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        """Say whether traffic should come here; the coordinator learns that somebody was told."""
+        ready = self._coordinator.ready()
+        self._coordinator.probe_seen()
+        if ready:
+            return web.Response(text="ok\n")
+        return web.Response(text=f"not ready: {self._coordinator.state().message or 'starting'}\n", status=503)
+
+    async def health(self, _: web.Request) -> web.Response:
+        """Say the same on the data port, as a fact for clients: it is not a probe."""
+        return web.Response(status=200 if self._coordinator.ready() else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Show the metrics, as OpenMetrics to those who ask for it."""
+        if "application/openmetrics-text" in request.headers.get("Accept", ""):
+            body, kind = openmetrics.generate_latest(self._metrics.registry), openmetrics.CONTENT_TYPE_LATEST
+        else:
+            body, kind = exposition.generate_latest(self._metrics.registry), exposition.CONTENT_TYPE_LATEST
+        return web.Response(body=body, headers={"Content-Type": kind})

@@ -1,0 +1,152 @@
+"""Prometheus metrics of one sidecar, in a registry of its own.
+
+Counters and histograms are fed by the ports; everything that is a state (versions, gate, memory) is read from the
+coordinator at scrape time, so that it can never disagree with ``GET /state``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric, StateSetMetricFamily
+from prometheus_client.registry import Collector
+
+from modelswap_engine.protocol.messages import EngineState, SwapStatus
+from modelswap_engine.protocol.states import SwapState
+
+PREFIX: Final = "modelswap"
+_PAUSE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_SWAP_BUCKETS: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_COMMIT_BUCKETS: Final = (1e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.1, 1.0)
+_FIRST_TOKEN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_VERSION_SERIES: Final = 16
+"""How many versions keep request counters; the oldest go, or 1000 swaps would be 1000 series."""
+
+PHASES: Final[dict[SwapState, str]] = {
+    SwapState.PLANNED: "plan",
+    SwapState.FETCHING: "fetch",
+    SwapState.STAGED: "prepare",
+    SwapState.PREPARED: "drain",
+    SwapState.PAUSING: "pause",
+    SwapState.COMMITTING: "commit",
+    SwapState.COMMITTED: "verify",
+    SwapState.VERIFIED: "resume",
+    SwapState.ROLLING_BACK: "rollback",
+}
+
+
+class Metrics:
+    """Everything ``GET /metrics`` shows."""
+
+    def __init__(self, state: Callable[[], EngineState]) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._versions: dict[str, set[str]] = {}
+        self.swaps = self._counter("swap", "Finished swap operations.", ["outcome"])
+        self.swap_seconds = self._histogram(
+            "swap_duration_seconds", "Time spent in each phase of a swap.", _SWAP_BUCKETS, ["phase"]
+        )
+        self.pause_seconds = self._histogram(
+            "pause_duration_seconds", "Gate closed to gate open: what a new request waits at most.", _PAUSE_BUCKETS
+        )
+        self.stop_seconds = self._histogram(
+            "stop_latency_seconds", "Closing the gate to the engine standing at a step boundary.", _PAUSE_BUCKETS
+        )
+        self.commit_seconds = self._histogram(
+            "commit_window_seconds", "Step boundary until the new tensors are live on all ranks.", _COMMIT_BUCKETS
+        )
+        self.bytes_fetched = self._counter("bytes_fetched", "Tensor bytes read from sources.", [])
+        self.requests = self._counter("requests", "Finished requests of the data port.", ["version", "outcome"])
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "Request received to first token.", _FIRST_TOKEN_BUCKETS
+        )
+        self.requests_in_flight = Gauge(
+            f"{PREFIX}_http_requests_in_flight", "Requests the data port is working on.", registry=self.registry
+        )
+        self.registry.register(_StateCollector(state))
+
+    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+        return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Sequence[str] = ()) -> Histogram:
+        return Histogram(f"{PREFIX}_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def count_request(self, version: str, outcome: str) -> None:
+        """Count one finished request of the data port."""
+        self._versions.setdefault(version, set()).add(outcome)
+        self.requests.labels(version, outcome).inc()
+        while len(self._versions) > _VERSION_SERIES:
+            oldest = next(iter(self._versions))
+            for outcome_of_oldest in self._versions.pop(oldest):
+                self.requests.remove(oldest, outcome_of_oldest)
+
+    def phase(self, state: SwapState, seconds: float) -> None:
+        """Record how long an operation was in a state."""
+        if state in PHASES:
+            self.swap_seconds.labels(PHASES[state]).observe(seconds)
+
+    def finished(self, status: SwapStatus) -> None:
+        """Record the end of an operation."""
+        self.swaps.labels(status.state.value).inc()
+        self.bytes_fetched.inc(status.bytes_fetched)
+        if status.pause_seconds is not None:
+            self.pause_seconds.observe(status.pause_seconds)
+        if status.stop_latency_seconds is not None:
+            self.stop_seconds.observe(status.stop_latency_seconds)
+        if status.commit_window_microseconds is not None:
+            self.commit_seconds.observe(status.commit_window_microseconds / 1e6)
+
+
+class _StateCollector(Collector):
+    """Turns the engine's state into gauges when asked."""
+
+    def __init__(self, state: Callable[[], EngineState]) -> None:
+        self._state = state
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        yield from self._versions(state)
+        yield self._engine(state)
+        gate = state.gate
+        yield _gauge("gate_open", "1 when new requests pass.", float(gate.open))
+        yield _gauge("gate_queue_length", "Requests waiting at the gate.", gate.queued)
+        yield _gauge("requests_in_flight", "Requests inside the gate.", gate.in_flight)
+        yield _gauge("revision", "Revision of the last accepted decision.", state.revision)
+        yield _gauge("swaps_completed", "Swaps completed since this process started.", state.swaps_completed)
+        yield _gauge("worker_restarts", "Worker restarts since this process started.", state.restarts)
+        yield from self._memory(state)
+
+    @staticmethod
+    def _versions(state: EngineState) -> Iterator[Metric]:
+        live = state.live
+        if live is not None:
+            yield InfoMetricFamily(
+                f"{PREFIX}_active_version",
+                "The version that is live and proved.",
+                value={"version": live.version, "digest": live.digest},
+            )
+
+    @staticmethod
+    def _engine(state: EngineState) -> Metric:
+        current = "quarantined" if state.quarantined else "ready" if state.ready else "not_ready"
+        return StateSetMetricFamily(
+            f"{PREFIX}_engine_state",
+            "What the engine is.",
+            value={name: name == current for name in ("ready", "not_ready", "quarantined")},
+        )
+
+    @staticmethod
+    def _memory(state: EngineState) -> Iterator[Metric]:
+        memory = state.memory
+        family = GaugeMetricFamily(f"{PREFIX}_memory_bytes", "Where the engine's memory is.", labels=["kind"])
+        for kind in ("model", "staged", "previous", "kv_cache", "rss"):
+            family.add_metric([kind], float(getattr(memory, f"{kind}_bytes")))
+        yield family
+        if memory.limit_bytes >= 0:
+            yield _gauge("memory_limit_bytes", "Memory limit of the engine process.", memory.limit_bytes)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value)

@@ -1,0 +1,151 @@
+"""One request and its answer on the wire: a whole body, or a stream of chunks.
+
+Nothing is sent before the first token, so that whatever fails until then is a plain HTTP error; after that an error
+travels as an event in the stream.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from modelswap_engine.backends.port import Generate
+from modelswap_engine.http.bodies import json_response
+from modelswap_engine.http.errors import body_of, internal
+from modelswap_engine.http.metrics import Metrics
+from modelswap_engine.http.openai import bodies
+from modelswap_engine.http.openai.answer import Answer, Piece
+from modelswap_engine.http.sse import EventStream
+from modelswap_engine.protocol.codec import encode
+from modelswap_engine.protocol.errors import ErrorEnvelope, ModelswapError
+
+VERSION_HEADER = "x-modelswap-version"
+DIGEST_HEADER = "x-modelswap-digest"
+
+
+class Outcome:
+    """Counts one request exactly once, whatever becomes of it; used as a context around all of it."""
+
+    def __init__(self, metrics: Metrics, *, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._started = clock()
+        self._result = "ok"
+        self.version = ""
+
+    def __enter__(self) -> "Outcome":
+        self._metrics.requests_in_flight.inc()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._metrics.requests_in_flight.dec()
+        if isinstance(error, ModelswapError):
+            self._result = "rejected" if error.status < 500 else "failed"
+        elif isinstance(error, asyncio.CancelledError | ConnectionResetError):
+            self._result = "disconnected"
+        elif error is not None:
+            self._result = "failed"
+        self._metrics.count_request(self.version, self._result)
+
+    def first_token(self) -> None:
+        """Record the time to the first token."""
+        self._metrics.time_to_first_token.observe(self._clock() - self._started)
+
+    def failed(self) -> None:
+        """Count the request as failed although its HTTP status is 200."""
+        self._result = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What is needed to answer one request.
+
+    Attributes:
+        label: names a version by its digest.
+        include_usage: a stream ends with a chunk of token counts.
+        write_seconds: how long one write may wait for a client that does not read.
+    """
+
+    shape: bodies.Shape
+    order: Generate
+    answer: Answer
+    outcome: Outcome
+    model: str
+    created: int
+    label: Callable[[str], str]
+    include_usage: bool
+    write_seconds: float
+
+    async def whole(self) -> web.Response:
+        """Answer in one body."""
+        texts: list[str] = []
+        finish: str | None = None
+        async with aclosing(self.answer.pieces()) as pieces:
+            async for piece in pieces:
+                if not texts:
+                    self.outcome.first_token()
+                texts.append(piece.text)
+                finish = piece.finish
+        choices = [self.shape.whole("".join(texts), finish)]
+        body = self._body(self.shape.whole_object, choices, usage=self._usage(), modelswap=self._extension())
+        return json_response(body, headers=self._headers())
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """Answer in server-sent events."""
+        async with aclosing(self.answer.pieces()) as pieces:
+            first = await anext(pieces)
+            self.outcome.first_token()
+            stream = EventStream(request, headers=self._headers(), write_seconds=self.write_seconds)
+            await stream.open()
+            try:
+                await self._send(stream, first, pieces)
+            except ModelswapError as error:
+                self.outcome.failed()
+                await stream.data(encode(ErrorEnvelope(error=body_of(error))))
+            except ConnectionResetError:
+                raise
+            except Exception as error:  # noqa: BLE001 - headers are out, so the error has to travel in the stream
+                self.outcome.failed()
+                await stream.data(encode(internal(error, where=request.path).envelope()))
+            await stream.data(b"[DONE]")
+            await stream.close()
+            return stream.response
+
+    async def _send(self, stream: EventStream, first: Piece, rest: AsyncIterator[Piece]) -> None:
+        await stream.data(self._chunk(first, first=True))
+        async for piece in rest:
+            await stream.data(self._chunk(piece, first=False))
+        if self.include_usage:
+            await stream.data(encode(self._body(self.shape.chunk_object, [], usage=self._usage())))
+
+    def _chunk(self, piece: Piece, *, first: bool) -> bytes:
+        choices = [self.shape.chunk(piece.text, piece.finish, first=first)]
+        extension = self._extension() if piece.finish else None
+        return encode(self._body(self.shape.chunk_object, choices, modelswap=extension))
+
+    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> bodies.Body:
+        return bodies.Body(
+            id=self.order.request_id,
+            object=kind,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=f"fp_{self.answer.digest.removeprefix('sha256:')[:12]}",
+            choices=choices,
+            **more,
+        )
+
+    def _headers(self) -> dict[str, str]:
+        return {VERSION_HEADER: self.label(self.answer.digest), DIGEST_HEADER: self.answer.digest}
+
+    def _extension(self) -> bodies.Extension | None:
+        if not self.answer.mixed:
+            return None
+        spans = [bodies.SpanBody(self.label(span.digest), span.digest, span.tokens) for span in self.answer.spans]
+        return bodies.Extension(spans=spans)
+
+    def _usage(self) -> bodies.Usage:
+        prompt, completion = len(self.order.prompt), self.answer.completion_tokens
+        return bodies.Usage(prompt, completion, prompt + completion)

@@ -1,0 +1,204 @@
+"""The routes of the data port.
+
+The order within a request is the contract with the swap transaction: pass the gate, tokenize with the admitted
+version's own tokenizer, hand over to the engine, say so, consume. Leaving the admission's context releases it
+exactly once, however the request ends.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+
+from aiohttp import web
+
+from modelswap_engine.backends.port import Backend, Generate, Tokens
+from modelswap_engine.http.bodies import json_response, read_bytes
+from modelswap_engine.http.metrics import Metrics
+from modelswap_engine.http.openai import bodies, requests
+from modelswap_engine.http.openai.answer import Answer
+from modelswap_engine.http.openai.errors import ModelNotFound
+from modelswap_engine.http.openai.exchange import Exchange, Outcome
+from modelswap_engine.http.openai.sampling import generate_of
+from modelswap_engine.http.openai.text import TextStream
+from modelswap_engine.http.resources import VersionResources
+from modelswap_engine.http.text_model import TextModel
+from modelswap_engine.protocol.codec import decode
+from modelswap_engine.protocol.errors import BadRequest
+from modelswap_engine.swap.coordinator import Coordinator
+
+REQUIRE_HEADER = "x-modelswap-require-version"
+ENCODE_SECONDS = 10.0
+
+AnyRequest = requests.CompletionRequest | requests.ChatRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Bounds of the data port.
+
+    Attributes:
+        served_model_name: the only model name requests may use.
+        context_limit: tokens the engine's KV cache can hold for one request.
+        write_seconds: how long one write may wait for a client that does not read.
+    """
+
+    served_model_name: str
+    context_limit: int = 2**31
+    write_seconds: float = 30.0
+
+
+class DataPort:
+    """Handlers of ``/v1/models``, ``/v1/completions`` and ``/v1/chat/completions``."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        backend: Backend,
+        resources: VersionResources,
+        metrics: Metrics,
+        settings: DataSettings,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._coordinator = coordinator
+        self._backend = backend
+        self._resources = resources
+        self._metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route table."""
+        return [
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model}", self.model),
+            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", self.chat_completions),
+        ]
+
+    async def models(self, _: web.Request) -> web.Response:
+        """List the one model, with the version that is live."""
+        return json_response(bodies.ModelList(data=[self._card()]))
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Describe the one model."""
+        self._require_model(request.match_info["model"])
+        return json_response(self._card())
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Continue a prompt."""
+        raw = await read_bytes(request)
+        requests.refuse_unsupported(raw)
+        return await self._serve(request, decode(raw, requests.CompletionRequest), bodies.Shape(chat=False))
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """Answer a conversation."""
+        raw = await read_bytes(request)
+        requests.refuse_unsupported(raw)
+        return await self._serve(request, decode(raw, requests.ChatRequest), bodies.Shape(chat=True))
+
+    async def _serve(self, request: web.Request, ask: AnyRequest, shape: bodies.Shape) -> web.StreamResponse:
+        self._require_model(ask.model)
+        stops = requests.stop_strings(ask)
+        encode_prompt = _encoder(ask)
+        required = request.headers.get(REQUIRE_HEADER)
+        with Outcome(self._metrics, clock=self._clock) as outcome:
+            async with self._coordinator.admission(require_version=required) as admission:
+                live = admission.live
+                outcome.version = live.version
+                text = self._resources.of(live.digest)
+                order = generate_of(
+                    ask,
+                    request_id=f"{shape.prefix}-{secrets.token_hex(12)}",
+                    prompt=await _bounded(encode_prompt, text),
+                    text=text,
+                    context_limit=self._settings.context_limit,
+                )
+                async with aclosing(_started(self._backend, order, admission.submitted)) as tokens:
+                    answer = Answer(
+                        tokens,
+                        text=TextStream(text.decode, stops),
+                        eos=frozenset(text.eos),
+                        required_digest=live.digest if required else None,
+                    )
+                    exchange = self._exchange(ask, shape=shape, order=order, answer=answer, outcome=outcome)
+                    return await (exchange.stream(request) if ask.stream else exchange.whole())
+
+    def _exchange(
+        self, ask: AnyRequest, *, shape: bodies.Shape, order: Generate, answer: Answer, outcome: Outcome
+    ) -> Exchange:
+        return Exchange(
+            shape=shape,
+            order=order,
+            answer=answer,
+            outcome=outcome,
+            model=self._settings.served_model_name,
+            created=int(self._wall_clock()),
+            label=self._resources.label,
+            include_usage=ask.stream_options is not None and ask.stream_options.include_usage,
+            write_seconds=self._settings.write_seconds,
+        )
+
+    def _require_model(self, name: str) -> None:
+        served = self._settings.served_model_name
+        if name != served:
+            raise ModelNotFound(
+                f"the model {name[:200]!r} does not exist", advice=f"use {served!r}", details={"param": "model"}
+            )
+
+    def _card(self) -> bodies.ModelCard:
+        live = self._coordinator.state().live
+        return bodies.ModelCard(
+            id=self._settings.served_model_name,
+            created=int(self._wall_clock()),
+            version=live.version if live else "",
+            digest=live.digest if live else "",
+        )
+
+
+def _encoder(ask: AnyRequest) -> Callable[[TextModel], tuple[int, ...]]:
+    """Return what turns the prompt into tokens; bad prompts are refused here, before the gate."""
+    if isinstance(ask, requests.ChatRequest):
+        conversation, options = requests.conversation_of(ask), requests.template_options(ask)
+        return lambda text: text.encode_chat(conversation, options=options)
+    prompt = requests.prompt_of(ask)
+    return lambda text: text.encode(prompt) if isinstance(prompt, str) else prompt
+
+
+async def _bounded(encode_prompt: Callable[[TextModel], tuple[int, ...]], text: TextModel) -> tuple[int, ...]:
+    """Tokenize beside the event loop; a template that loops must not hold the gate's lock for ever."""
+    try:
+        async with asyncio.timeout(ENCODE_SECONDS):
+            return await asyncio.to_thread(partial(encode_prompt, text))
+    except TimeoutError:
+        raise BadRequest(f"the prompt could not be tokenized within {ENCODE_SECONDS:.0f} s") from None
+
+
+async def _started(backend: Backend, order: Generate, submitted: Callable[[], None]) -> AsyncGenerator[Tokens]:
+    """Run the order, and say ``submitted`` as soon as the engine has it, long before its first token."""
+    stream = backend.generate(order)
+    first = asyncio.ensure_future(_first(stream))
+    try:
+        await asyncio.sleep(0)  # the task above runs up to its first wait: the order is with the backend
+        submitted()
+        item = await first
+        if item is not None:
+            yield item
+            async for item in stream:
+                yield item
+    finally:
+        if not first.done():
+            first.cancel()
+            await asyncio.wait({first})
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _first(stream: AsyncIterator[Tokens]) -> Tokens | None:
+    return await anext(stream, None)
