@@ -1,0 +1,29 @@
+"""Names that appear in the cluster: API group, labels, field managers, object names."""
+
+from typing import Final
+
+GROUP: Final = "modelswap.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+MODELVERSION_KIND: Final = "ModelVersion"
+MODELVERSIONS: Final = "modelversions"
+LORAADAPTER_KIND: Final = "LoRAAdapter"
+LORAADAPTERS: Final = "loraadapters"
+
+SLOT_LABEL: Final = f"{GROUP}/slot"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+
+FIELD_MANAGER: Final = "modelswap-operator"
+"""Owns the status of both kinds and the assignment; one name per writer, so that nothing of others is touched."""
+
+REPORTING_CONTROLLER: Final = f"{GROUP}/operator"
+
+CONTROL_PORT_NAME: Final = "modelswap"
+LEDGER_KEY: Final = "ledger.json"
+"""Key beside the assignment where the operator keeps what only it needs; the sidecar never reads it."""
+
+
+def assignment_name(slot: str) -> str:
+    """Return the name of the slot's assignment ConfigMap."""
+    return f"modelswap-{slot}"

@@ -1,0 +1,187 @@
+"""ModelVersion as typed values (DESIGN.md §6); the schema itself is ``crds/``.
+
+Unknown fields are ignored, so that an older operator reads a newer object. Only fields that this release acts on are
+declared; CEL refuses the others before they get here.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from modelswap_engine.protocol.messages import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode, VerifyMode
+from modelswap_operator.api.conditions import Condition
+
+
+class Value(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
+    """Base of the API types: camelCase, defaults left out, so that what we apply is what we own."""
+
+
+class Source(Value, frozen=True, kw_only=True):
+    """Where the checkpoint is; ``digest`` is a pin when not empty."""
+
+    uri: str
+    digest: str = ""
+
+
+class OnFailure(StrEnum):
+    """What happens to pods that have moved when another pod refuses the version."""
+
+    ROLLBACK = "Rollback"
+    HALT = "Halt"
+
+
+class Rollout(Value, frozen=True, kw_only=True):
+    """How the version spreads; ``max_unavailable`` is a number or a percentage such as ``25%``."""
+
+    max_unavailable: int | str = 1
+    progress_deadline_seconds: int = 600
+    on_failure: OnFailure = OnFailure.ROLLBACK
+
+
+class TrafficSpec(Value, frozen=True, kw_only=True):
+    """What happens to requests during a swap."""
+
+    mode: TrafficMode = TrafficMode.DRAIN
+    timeout_seconds: float = 60.0
+    on_timeout: OnTimeout = OnTimeout.CANCEL_SWAP
+
+    def to_wire(self, *, peers_ready: int = 0) -> Traffic:
+        """Return it as the control port wants it."""
+        return Traffic(
+            mode=self.mode,
+            timeout_seconds=self.timeout_seconds,
+            on_timeout=self.on_timeout,
+            peers_ready=peers_ready,
+        )
+
+
+class LoadingSpec(Value, frozen=True, kw_only=True):
+    """How the weights are read and proved."""
+
+    mode: LoadingMode = LoadingMode.AUTO
+    verify: VerifyMode = VerifyMode.STANDARD
+    keep_previous: bool = True
+
+    def to_wire(self) -> Loading:
+        """Return it as the control port wants it."""
+        return Loading(mode=self.mode, verify=self.verify, keep_previous=self.keep_previous)
+
+
+class ModelVersionSpec(Value, frozen=True, kw_only=True):
+    """What the slot must serve."""
+
+    served_model_name: str
+    version: str
+    source: Source
+    rollout: Rollout = Rollout()
+    traffic: TrafficSpec = TrafficSpec()
+    loading: LoadingSpec = LoadingSpec()
+    revision_history_limit: int = 10
+    suspend: bool = False
+
+
+class TargetStatus(Value, frozen=True, kw_only=True):
+    """The version to reach."""
+
+    revision: int = 0
+    version: str = ""
+    digest: str = ""
+    resolved_uri: str = msgspec.field(default="", name="resolvedURI")
+
+
+class StableStatus(Value, frozen=True, kw_only=True):
+    """The last version proved good."""
+
+    revision: int = 0
+    version: str = ""
+    digest: str = ""
+
+
+class VersionCount(Value, frozen=True, kw_only=True):
+    """How many counted pods proved a digest."""
+
+    version: str = ""
+    digest: str = ""
+    pods: int = 0
+
+
+class RolloutStatus(Value, frozen=True, kw_only=True):
+    """Where the rollout stands."""
+
+    state: str = ""
+    attempt: int = 0
+    candidate_pod_uids: tuple[str, ...] = msgspec.field(default=(), name="candidatePodUIDs")
+    last_progress_time: str = ""
+
+
+class PlanStatus(Value, frozen=True, kw_only=True):
+    """The way from one version to the target; counts and bytes."""
+
+    from_digest: str = ""
+    changed_tensors: int = 0
+    total_tensors: int = 0
+    changed_bytes: int = 0
+    total_bytes: int = 0
+    mode: str = ""
+
+
+class PodStatus(Value, frozen=True, kw_only=True):
+    """One pod as it was last read."""
+
+    name: str
+    uid: str = ""
+    boot_id: str = msgspec.field(default="", name="bootID")
+    version: str = ""
+    digest: str = ""
+    state: str = ""
+    message: str = ""
+
+
+class PodCounts(Value, frozen=True, kw_only=True, omit_defaults=False):
+    """How many pods the slot has, by what they count as."""
+
+    total: int = 0
+    counted: int = 0
+    ready: int = 0
+    excluded: int = 0
+
+
+class Failure(Value, frozen=True, kw_only=True):
+    """A content failure: never tried again for this generation and digest."""
+
+    generation: int
+    digest: str = ""
+    reason: str = ""
+    message: str = ""
+    time: str = ""
+
+
+class Revision(Value, frozen=True, kw_only=True):
+    """One finished revision. The figures are the slowest pod's commit window and the sum of what pods fetched."""
+
+    revision: int
+    version: str = ""
+    digest: str = ""
+    source: str = ""
+    start_time: str = ""
+    completion_time: str = ""
+    result: str = ""
+    commit_window_microseconds: int = 0
+    bytes_fetched: int = 0
+    field_manager: str = ""
+
+
+class ModelVersionStatus(Value, frozen=True, kw_only=True):
+    """What was observed; written by this operator only."""
+
+    observed_generation: int = msgspec.field(default=-1)
+    target: TargetStatus | None = None
+    stable: StableStatus | None = None
+    versions: tuple[VersionCount, ...] = ()
+    rollout: RolloutStatus | None = None
+    plan: tuple[PlanStatus, ...] = ()
+    pods: tuple[PodStatus, ...] = ()
+    pod_counts: PodCounts | None = None
+    failures: tuple[Failure, ...] = ()
+    history: tuple[Revision, ...] = ()
+    conditions: tuple[Condition, ...] = ()

@@ -1,0 +1,96 @@
+"""Every condition type and reason this operator writes, in one table with its meaning for people.
+
+Codes that an engine answers (``DigestMismatch``, ``InvalidCheckpoint``, …) are reasons as well, unchanged; their texts
+come with the answer. The table holds what the operator itself decides.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+
+class ConditionType(StrEnum):
+    """Condition types; ``RECONCILING``, ``STALLED`` and ``SUSPENDED`` are present only while True."""
+
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+    SERVING = "Serving"
+    WEIGHTS_VERIFIED = "WeightsVerified"
+    SUSPENDED = "Suspended"
+
+
+NEGATIVE_POLARITY: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUSPENDED})
+
+
+class Reason(StrEnum):
+    """Reasons of the operator's own."""
+
+    SUCCEEDED = "Succeeded"
+    SCALED_TO_ZERO = "ScaledToZero"
+    PROGRESSING = "Progressing"
+    PROGRESSING_WITH_RETRY = "ProgressingWithRetry"
+    RESOLVING = "ResolvingSource"
+    SWAPPING = "Swapping"
+    ROLLING_BACK = "RollingBack"
+    WAITING_FOR_PODS = "WaitingForPods"
+    SUSPENDED = "Suspended"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    ROLLED_BACK = "RolledBack"
+    HALTED = "Halted"
+    INVALID_SPEC = "InvalidSpec"
+    NOT_YET_SUPPORTED = "NotYetSupported"
+    STALE_LEADER = "StaleLeader"
+
+    PODS_SERVE = "PodsServe"
+    NO_POD_SERVES = "NoPodServes"
+    NO_PODS = "NoPods"
+    PROVED = "ProvedByEngines"
+    NOT_PROVED = "NotProved"
+
+    ENGINE_UNREACHABLE = "EngineUnreachable"
+    ENGINE_TIMEOUT = "EngineTimeout"
+    ENGINE_DENIED = "EngineDenied"
+    ENGINE_FAILED = "EngineFailed"
+    ENGINE_NOT_READY = "EngineNotReady"
+    ENGINE_PROTOCOL = "EngineProtocolUnsupported"
+    TOKEN_REFUSED = "TokenRequestRefused"  # noqa: S105 - a reason, not a secret
+    WRONG_POD = "WrongPod"
+    NO_CONTROL_PORT = "NoControlPort"
+    NO_POD_IP = "NoPodIP"
+    QUARANTINED = "Quarantined"
+
+
+TEXTS: Final[dict[Reason, str]] = {
+    Reason.SUCCEEDED: "every counted pod proved the wanted digest under its current boot id",
+    Reason.SCALED_TO_ZERO: "the slot has no pods; the version is applied to pods as they appear",
+    Reason.PROGRESSING: "the slot is on its way to the wanted version",
+    Reason.PROGRESSING_WITH_RETRY: "an attempt failed in a way that may heal; it is tried again",
+    Reason.RESOLVING: "a pod is asked what the source holds and what a swap to it would do",
+    Reason.SWAPPING: "pods are changing their weights",
+    Reason.ROLLING_BACK: "pods go back to the stable version",
+    Reason.WAITING_FOR_PODS: "no pod of the slot has been ready yet",
+    Reason.SUSPENDED: "spec.suspend is true: the plan is published and nothing is changed",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "no progress within rollout.progressDeadlineSeconds; it is still tried, slowly",
+    Reason.ROLLED_BACK: "a pod failed the version, so the stable version is served again",
+    Reason.HALTED: "a pod failed the version and rollout.onFailure is Halt, so every pod stays as it is",
+    Reason.INVALID_SPEC: "the spec cannot be read",
+    Reason.NOT_YET_SUPPORTED: "this release does not do this yet",
+    Reason.STALE_LEADER: "pods have accepted decisions of a newer operator; this one changes nothing",
+    Reason.PODS_SERVE: "pods answer requests",
+    Reason.NO_POD_SERVES: "no reachable pod answers requests",
+    Reason.NO_PODS: "the slot has no pods",
+    Reason.PROVED: "the digest was read back from every counted pod",
+    Reason.NOT_PROVED: "some counted pod has not proved the wanted digest",
+    Reason.ENGINE_UNREACHABLE: "no connection to the pod's control port: check the pod, its port and NetworkPolicies",
+    Reason.ENGINE_TIMEOUT: "the pod's control port did not answer in time: check the pod's load and its logs",
+    Reason.ENGINE_DENIED: "the pod refused the operator's token: check the engine's --allowed-subject and its clock",
+    Reason.ENGINE_FAILED: "the engine answered with an error",
+    Reason.ENGINE_NOT_READY: "the engine has proved no version yet: see the pod's logs",
+    Reason.ENGINE_PROTOCOL: "the sidecar speaks a protocol that this operator does not: upgrade the engine image",
+    Reason.TOKEN_REFUSED: "the API server gave no token for the pod: check the operator's Role (serviceaccounts/token)",
+    Reason.WRONG_POD: "another pod answers at this address: pod IPs are reused; it is asked again",
+    Reason.NO_CONTROL_PORT: "the pod has no container port named modelswap: install it with the modelswap-engine chart",
+    Reason.NO_POD_IP: "the pod has no IP address yet",
+    Reason.QUARANTINED: "neither old nor new weights could be proved; the pod is out of rotation until it restarts",
+}
+"""What each reason means and, where there is one, the next step."""

@@ -1,0 +1,102 @@
+"""What can be done next for a slot. Values only; ``effects.perform`` carries them out."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.messages import Assignment, PlanRequest, SwapRequest
+from modelswap_operator.api.modelversion import Failure
+from modelswap_operator.planning.snapshot import Ledger, PlanKey, Pod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Nothing to do before ``until`` (or before something happens, when None)."""
+
+    until: datetime | None = None
+    on: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordFailure:
+    """Write a content failure into status before anything follows from it, so that a crash cannot forget it."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedAttempt:
+    """One swap that ended without success, for a cause that may heal."""
+
+    pod: Pod
+    operation_id: str
+    revision: int
+    digest: str
+    error: ErrorBody
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteAttempts:
+    """Remember failed attempts, so that the next ones wait longer."""
+
+    attempts: tuple[FailedAttempt, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOrder:
+    """Ask one pod what a swap to the source would do."""
+
+    pod: Pod
+    key: PlanKey
+    request: PlanRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskPlans:
+    """Resolve the source, or publish what would be done: nothing changes in the pods asked."""
+
+    orders: tuple[PlanOrder, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteAssignment:
+    """Publish a decision: what each pod must serve, under a higher revision."""
+
+    assignment: Assignment
+    ledger: Ledger
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelOrder:
+    """Ask one pod to abort an operation that is no longer wanted."""
+
+    pod: Pod
+    operation_id: str
+    revision: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CancelSwaps:
+    """Abort superseded operations that have not committed yet."""
+
+    orders: tuple[CancelOrder, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapOrder:
+    """Start one swap; ``if_match`` is the state the decision was made on."""
+
+    pod: Pod
+    request: SwapRequest
+    if_match: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSwaps:
+    """Start as many swaps as may run at once."""
+
+    orders: tuple[SwapOrder, ...] = field(default=())
+
+
+Action = Wait | RecordFailure | NoteAttempts | AskPlans | WriteAssignment | CancelSwaps | StartSwaps

@@ -1,0 +1,158 @@
+"""The decision: what the assignment must say next (DESIGN.md §5), or None when it says so already.
+
+Pods follow the assignment; this module never looks at how they do that. Revisions only rise: each is one more than
+anything that anybody has been seen to hold, also across re-creation of the object.
+"""
+
+from modelswap_engine.protocol.messages import Assignment, AssignmentCandidate, AssignmentTarget
+from modelswap_operator.api.modelversion import OnFailure
+from modelswap_operator.planning.actions import WriteAssignment
+from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable
+
+PATIENCE_ATTEMPTS = 3
+"""How often a candidate may be unreachable before another pod goes first."""
+
+
+def next_revision(snapshot: Snapshot) -> int:
+    """Return a revision above everything seen in the assignment, the pods and the status."""
+    seen = [snapshot.assignment.revision] if snapshot.assignment is not None else [0]
+    for pod in snapshot.pods:
+        if pod.state is not None:
+            seen += [pod.state.revision, pod.state.assignment_revision]
+    for known in (snapshot.status.target, snapshot.status.stable):
+        if known is not None:
+            seen.append(known.revision)
+    return 1 + max(seen)
+
+
+def release(snapshot: Snapshot) -> WriteAssignment | None:
+    """After deletion: pods keep serving, and the next owner may take over."""
+    current = snapshot.assignment
+    if current is None or current.released:
+        return None
+    return _write(snapshot, stable=current.stable, why="the ModelVersion was deleted", released=True)
+
+
+def decide(a: Assessment) -> WriteAssignment | None:
+    """Return the assignment to publish next."""
+    if a.failure is not None:
+        return _after_failure(a)
+    if not a.owned:
+        return _take_over(a)
+    if a.target is None:
+        return None
+    if a.stable_digest != a.target.digest and a.on_target:
+        name = a.on_target[0].name
+        return _stable(a, a.target, why=f"pod {name} proved {a.target.version}: it is the stable version now")
+    decided = a.snapshot.ledger.generation == a.snapshot.generation and not _overtaken(a)
+    if a.stable_digest == a.target.digest:
+        if decided and _settled(a, a.target):
+            return None
+        return _stable(a, a.target, why=f"{a.target.version} is the stable version")
+    return _candidate(a, a.target, decided=decided)
+
+
+def _overtaken(a: Assessment) -> bool:
+    """A pod accepted a higher revision under the same epoch (a lost ConfigMap, the break-glass path)."""
+    revision = a.snapshot.assignment.revision if a.snapshot.assignment is not None else 0
+    states = (p.state for p in a.present if p.state is not None)
+    return any(s.epoch == a.snapshot.epoch and s.revision > revision for s in states)
+
+
+def _settled(a: Assessment, target: AssignmentTarget) -> bool:
+    current = a.snapshot.assignment
+    return current is not None and current.candidate is None and current.stable == target
+
+
+def _take_over(a: Assessment) -> WriteAssignment | None:
+    """First decision of this object: adopt what is stable, or what the pods serve, before anything changes."""
+    current = a.snapshot.assignment
+    stable = current.stable if current is not None else None
+    if stable is None:
+        live = (p.state.live for p in a.counted if p.state is not None and p.state.live is not None)
+        found = next((ref for ref in live if ref.digest and ref.uri), None)
+        stable = AssignmentTarget(version=found.version, uri=found.uri, digest=found.digest) if found else None
+    if a.target is not None and stable is not None and stable.digest == a.target.digest:
+        stable = a.target
+    if stable is None or (current is None and a.target is None):
+        return None
+    return _write(a.snapshot, stable=stable, why=f"{stable.version or stable.digest} is adopted as the stable version")
+
+
+def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> WriteAssignment | None:
+    current = a.snapshot.assignment
+    candidate = current.candidate if current is not None else None
+    named = candidate.pod_uids if candidate is not None and candidate.digest == target.digest else []
+    keep = next((p for p in a.counted if p.uid in named and not _given_up(p)), None)
+    first = keep or _first(a)
+    if first is None or (keep is not None and decided):
+        return None
+    return _write(
+        a.snapshot,
+        stable=current.stable if current is not None else None,
+        candidate=AssignmentCandidate(
+            version=target.version, uri=target.uri, digest=target.digest, pod_uids=[first.uid]
+        ),
+        previous=a.snapshot.ledger.previous,
+        why=f"pod {first.name} is the first to serve {target.version}",
+    )
+
+
+def _given_up(pod: Pod) -> bool:
+    return isinstance(pod.engine, Unreachable) and pod.engine.attempts >= PATIENCE_ATTEMPTS
+
+
+def _first(a: Assessment) -> Pod | None:
+    """The first pod that can be asked; one that serves is taken before one that does not."""
+    able = [p for p in a.counted if p.state is not None and p.state.live is not None and not p.state.quarantined]
+    return min(able, key=lambda p: (not p.ready, p.name), default=None)
+
+
+def _after_failure(a: Assessment) -> WriteAssignment | None:
+    """Withdraw the failed version; what had become stable goes back to what was stable before."""
+    current = a.snapshot.assignment
+    if current is None or not a.owned or a.spec.rollout.on_failure is OnFailure.HALT:
+        return None
+    back = a.snapshot.ledger.previous
+    cause = a.failure.reason if a.failure is not None else ""
+    if a.stable_digest == a.target_digest != "":
+        if a.completed_before or back is None or back.digest == a.target_digest:
+            return None
+        return _write(a.snapshot, stable=back, why=f"{a.spec.version} failed ({cause}): {back.version} is stable again")
+    if current.candidate is None:
+        return None
+    return _write(
+        a.snapshot, stable=current.stable, previous=back, why=f"{a.spec.version} failed ({cause}): it is withdrawn"
+    )
+
+
+def _stable(a: Assessment, target: AssignmentTarget, *, why: str) -> WriteAssignment:
+    current = a.snapshot.assignment
+    before = current.stable if current is not None else None
+    moved = before is not None and before.digest != target.digest
+    return _write(a.snapshot, stable=target, previous=before if moved else a.snapshot.ledger.previous, why=why)
+
+
+def _write(
+    snapshot: Snapshot,
+    *,
+    stable: AssignmentTarget | None,
+    why: str,
+    candidate: AssignmentCandidate | None = None,
+    previous: AssignmentTarget | None = None,
+    released: bool = False,
+) -> WriteAssignment:
+    owner = snapshot.assignment.owner_uid if released and snapshot.assignment is not None else snapshot.uid
+    adapters = snapshot.assignment.adapters if snapshot.assignment is not None else []
+    assignment = Assignment(
+        owner_uid=owner,
+        epoch=snapshot.epoch,
+        revision=next_revision(snapshot),
+        stable=stable,
+        candidate=candidate,
+        adapters=adapters,
+        released=released,
+    )
+    ledger = Ledger(generation=snapshot.generation, previous=previous)
+    return WriteAssignment(assignment=assignment, ledger=ledger, why=why)

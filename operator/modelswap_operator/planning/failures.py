@@ -1,0 +1,102 @@
+"""Which of the things that pods report are new failures, and of which kind.
+
+A content failure (the version itself is refused) is recorded in status and never tried again until the spec changes;
+everything else is an attempt that is repeated later.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.messages import AssignmentTarget, SwapStatus
+from modelswap_operator.api.modelversion import Failure
+from modelswap_operator.planning.actions import FailedAttempt
+from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.errors import is_content, text
+from modelswap_operator.planning.snapshot import Pod
+
+UNKNOWN = ErrorBody(code="EngineFailed", message="the swap ended without success and without a reason", retryable=True)
+
+
+def new_failure(a: Assessment, now: datetime) -> Failure | None:
+    """Return a content failure that status does not hold yet."""
+    return plan_failure(a, now) or _swap_failure(a, now)
+
+
+def plan_failure(a: Assessment, now: datetime) -> Failure | None:
+    """Return why pods refuse the wanted source, when that is new."""
+    if a.failure is not None:
+        return None
+    for result in a.plans.values():
+        refusals = [result.error] if result.error is not None else []
+        digest = a.spec.source.digest
+        if result.plan is not None:
+            refusals = list(result.plan.refusals)
+            digest = result.plan.to_digest or digest
+        for error in refusals:
+            if is_content(error):
+                return _failure(a, error, digest=digest, pod=result.pod, now=now)
+    return None
+
+
+def _swap_failure(a: Assessment, now: datetime) -> Failure | None:
+    for pod in a.counted:
+        wanted = a.desired(pod)
+        if wanted is None:
+            continue
+        for digest, error in _reports(a, pod, wanted):
+            if is_content(error) and a.failed(digest) is None:
+                return _failure(a, error, digest=digest, pod=pod.name, now=now)
+    return None
+
+
+def _reports(a: Assessment, pod: Pod, wanted: AssignmentTarget) -> Iterator[tuple[str, ErrorBody]]:
+    """What a pod, or the call to it, said about the version wanted of it at the current revision."""
+    operation = _ended_badly(a, pod)
+    if operation is not None and operation.target.digest == wanted.digest:
+        yield wanted.digest, operation.error or UNKNOWN
+    attempt = a.snapshot.memory.attempts.get(pod.uid)
+    revision = a.snapshot.assignment.revision if a.snapshot.assignment is not None else 0
+    if attempt is not None and attempt.revision == revision and attempt.digest == wanted.digest:
+        yield wanted.digest, attempt.error
+
+
+def _ended_badly(a: Assessment, pod: Pod) -> SwapStatus | None:
+    """Return the pod's last operation when it failed under the current revision."""
+    operation = pod.state.operation if pod.state is not None else None
+    current = a.snapshot.assignment
+    if operation is None or current is None or operation.revision != current.revision:
+        return None
+    return operation if operation.state.terminal and not operation.state.succeeded else None
+
+
+def new_attempts(a: Assessment) -> tuple[FailedAttempt, ...]:
+    """Return operations that ended without success for a cause that may heal, and were not noted yet."""
+    found = []
+    for pod in a.counted:
+        operation = _ended_badly(a, pod)
+        noted = a.snapshot.memory.attempts.get(pod.uid)
+        if operation is None or (noted is not None and noted.operation_id == operation.operation_id):
+            continue
+        error = operation.error or UNKNOWN
+        if not is_content(error):
+            found.append(
+                FailedAttempt(
+                    pod=pod,
+                    operation_id=operation.operation_id,
+                    revision=operation.revision,
+                    digest=operation.target.digest,
+                    error=error,
+                )
+            )
+    return tuple(found)
+
+
+def _failure(a: Assessment, error: ErrorBody, *, digest: str, pod: str, now: datetime) -> Failure:
+    return Failure(
+        generation=a.snapshot.generation,
+        digest=digest,
+        reason=error.code,
+        message=f"{a.spec.version} refused by pod {pod}: {text(error)}",
+        time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )

@@ -1,0 +1,193 @@
+"""The planner of a slot: a snapshot and the time in, the one next action out.
+
+The rules are tried in order and the first that has something to do wins. Nothing is remembered between passes except
+what the snapshot carries, so a crash between any two passes costs a repeated question, never a wrong decision.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
+from modelswap_operator.planning import assignment, failures
+from modelswap_operator.planning.actions import (
+    Action,
+    AskPlans,
+    CancelOrder,
+    CancelSwaps,
+    NoteAttempts,
+    PlanOrder,
+    RecordFailure,
+    StartSwaps,
+    SwapOrder,
+    Wait,
+)
+from modelswap_operator.planning.assess import Assessment, proved, running
+from modelswap_operator.planning.operations import operation_id
+from modelswap_operator.planning.progress import deadline
+from modelswap_operator.planning.rollout import choose, unavailable
+from modelswap_operator.planning.snapshot import PlanKey, Pod, Snapshot, Unreachable
+
+POLL_SECONDS = 0.5
+"""How often pods with an operation in flight are read."""
+
+SETTLE_SECONDS = 2.0
+"""How often pods are read that load, or have not proved yet what they loaded."""
+
+PLANS_SHOWN = 5
+"""How many different starting versions a suspended slot plans for."""
+
+
+def plan(snapshot: Snapshot, now: datetime) -> Action:
+    """Return the next action for a slot."""
+    if snapshot.deleted:
+        return assignment.release(snapshot) or Wait(on="the object is gone")
+    if snapshot.spec is None:
+        return Wait(on="the spec cannot be read")
+    a = Assessment(snapshot)
+    if a.stale_leader:
+        return Wait(on="a newer operator decides")
+    rules: tuple[Callable[[Assessment, datetime], Action | None], ...] = (
+        (_note, _record_plan_failure, _ask) if a.spec.suspend else (_record, _note, _cancel, _assign, _ask, _start)
+    )
+    return next((action for rule in rules if (action := rule(a, now))), None) or _wait(a, now)
+
+
+def _record(a: Assessment, now: datetime) -> Action | None:
+    found = failures.new_failure(a, now)
+    return RecordFailure(failure=found) if found is not None else None
+
+
+def _record_plan_failure(a: Assessment, now: datetime) -> Action | None:
+    found = failures.plan_failure(a, now)
+    return RecordFailure(failure=found) if found is not None else None
+
+
+def _note(a: Assessment, now: datetime) -> Action | None:
+    found = failures.new_attempts(a)
+    return NoteAttempts(attempts=found) if found else None
+
+
+def _cancel(a: Assessment, now: datetime) -> Action | None:
+    """Abort what is no longer wanted, while that can still be done without touching live weights."""
+    orders = []
+    for pod in a.present:
+        operation = running(pod)
+        if operation is None or not operation.state.reversible or _wanted(a, pod, operation.target):
+            continue
+        revision = a.snapshot.assignment.revision if a.snapshot.assignment is not None else 0
+        orders.append(CancelOrder(pod=pod, operation_id=operation.operation_id, revision=revision))
+    known = a.snapshot.memory.attempts
+    due = (o for o in orders if o.pod.uid not in known or known[o.pod.uid].retry_at <= now)
+    found = tuple(due)
+    return CancelSwaps(orders=found) if found else None
+
+
+def _wanted(a: Assessment, pod: Pod, target: VersionRef) -> bool:
+    desired = a.desired(pod)
+    if desired is not None:
+        return target.digest in ("", desired.digest)
+    if a.failure is None and a.target is None:
+        return (target.version, target.uri) == (a.spec.version, a.spec.source.uri)
+    if a.failure is None and a.target is not None and a.owned:
+        return target.digest == a.target.digest  # in flight already; the assignment is about to say so
+    return not a.owned
+
+
+def _assign(a: Assessment, now: datetime) -> Action | None:
+    return assignment.decide(a)
+
+
+def _ask(a: Assessment, now: datetime) -> Action | None:
+    """Resolve the source through one pod; while suspended, plan from every version that is live somewhere."""
+    if a.failure is not None or (a.target is not None and not a.spec.suspend):
+        return None
+    if not a.spec.suspend and any(r.pending or (r.retry_at or now) > now for r in a.plans.values()):
+        return None
+    asked = {key.from_digest: result for key, result in a.plans.items()}
+    orders: list[PlanOrder] = []
+    refused = {result.pod for result in a.plans.values() if result.error is not None}
+    for pod in sorted(a.counted, key=lambda p: (p.name in refused, running(p) is not None, not p.ready, p.name)):
+        live = pod.state.live if pod.state is not None else None
+        if live is None or live.digest in {o.key.from_digest for o in orders}:
+            continue
+        if live.digest == a.target_digest and a.target is not None:
+            continue
+        before = asked.get(live.digest)
+        if before is not None and (before.pending or before.plan is not None or (before.retry_at or now) > now):
+            continue
+        orders.append(_plan_order(a, pod, live.digest))
+    limit = PLANS_SHOWN if a.spec.suspend else 1
+    return AskPlans(orders=tuple(orders[:limit])) if orders else None
+
+
+def _plan_order(a: Assessment, pod: Pod, from_digest: str) -> PlanOrder:
+    source = a.spec.source
+    ref = VersionRef(version=a.spec.version, uri=source.uri, digest=source.digest)
+    return PlanOrder(
+        pod=pod,
+        key=PlanKey(a.spec.version, source.uri, source.digest, from_digest),
+        request=PlanRequest(target=ref, traffic=a.spec.traffic.to_wire(), loading=a.spec.loading.to_wire()),
+    )
+
+
+def _start(a: Assessment, now: datetime) -> Action | None:
+    pods = choose(
+        (p for p in a.counted if _pending(a, p, now)),
+        counted=a.counted,
+        max_unavailable=a.spec.rollout.max_unavailable,
+    )
+    return StartSwaps(orders=tuple(_swap_order(a, pod) for pod in pods)) if pods else None
+
+
+def _pending(a: Assessment, pod: Pod, now: datetime) -> bool:
+    """Say whether a pod is to be swapped and can be asked to."""
+    desired, current, state = a.desired(pod), a.snapshot.assignment, pod.state
+    if desired is None or current is None or state is None or state.live is None:
+        return False
+    if state.quarantined or running(pod) is not None:
+        return False
+    if state.live.digest == desired.digest and (
+        state.live.version == desired.version or state.revision >= current.revision
+    ):
+        return False  # there already; another label alone is told once
+    attempt = a.snapshot.memory.attempts.get(pod.uid)
+    return attempt is None or attempt.revision != current.revision or attempt.retry_at <= now
+
+
+def _swap_order(a: Assessment, pod: Pod) -> SwapOrder:
+    current, desired, state = a.snapshot.assignment, a.desired(pod), pod.state
+    if current is None or desired is None or state is None:
+        raise ValueError(f"pod {pod.name}: nothing to swap to")
+    fence = Fence(pod_uid=pod.uid, owner_uid=a.snapshot.uid, epoch=a.snapshot.epoch, revision=current.revision)
+    peers = sum(not unavailable(p) and p.uid != pod.uid for p in a.present)
+    request = SwapRequest(
+        operation_id=operation_id(owner_uid=a.snapshot.uid, revision=current.revision, pod_uid=pod.uid, state=state),
+        fence=fence,
+        target=VersionRef(version=desired.version, uri=desired.uri, digest=desired.digest),
+        traffic=a.spec.traffic.to_wire(peers_ready=peers),
+        loading=a.spec.loading.to_wire(),
+    )
+    return SwapOrder(pod=pod, request=request, if_match=f'"{state.boot_id}.{state.seq}"')
+
+
+def _wait(a: Assessment, now: datetime) -> Wait:
+    """Say when there may be something to do without anything happening first."""
+    times = [p.engine.retry_at for p in a.present if isinstance(p.engine, Unreachable)]
+    times += [t.retry_at for t in a.snapshot.memory.attempts.values() if t.retry_at > now]
+    times += [r.retry_at for r in a.plans.values() if r.retry_at is not None and r.retry_at > now]
+    if any(running(p) for p in a.present):
+        times.append(now + timedelta(seconds=POLL_SECONDS))
+    if any(_settling(p) for p in a.present):
+        times.append(now + timedelta(seconds=SETTLE_SECONDS))
+    ends = deadline(a)
+    if ends is not None and ends > now:
+        times.append(ends)
+    return Wait(until=min(times, default=None))
+
+
+def _settling(pod: Pod) -> bool:
+    """Say whether a reachable pod is about to change without being asked: loading, or proving what it loaded."""
+    state = pod.state
+    if state is None or state.quarantined:
+        return False
+    return state.live is None or not proved(state, state.live.digest)

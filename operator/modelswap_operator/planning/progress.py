@@ -1,0 +1,90 @@
+"""When the slot last came further, and when its patience ends.
+
+Progress is a new high-water mark: a pod that repeats what it had reached before has not progressed, so an endless row
+of retries does meet the deadline.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+from modelswap_engine.protocol.states import SwapState
+from modelswap_operator.planning.assess import Assessment, proved, running
+from modelswap_operator.planning.snapshot import Pod, Progress, Snapshot
+
+_ORDER = {state: index for index, state in enumerate(SwapState)}
+
+
+def advance(snapshot: Snapshot, now: datetime) -> Progress | None:
+    """Return the progress to remember after a look at the slot; None while there is no spec."""
+    if snapshot.spec is None:
+        return None
+    a = Assessment(snapshot)
+    revision = snapshot.assignment.revision if snapshot.assignment is not None else 0
+    before = snapshot.memory.progress
+    same = before is not None and before.generation == snapshot.generation
+    old = dict(before.marks) if before is not None and same else {}
+    marks = {p.uid: max(_mark(a, p), old.get(p.uid, ())) for p in a.counted}
+    current = Progress(
+        generation=snapshot.generation,
+        revision=revision,
+        resolved=a.target is not None,
+        done=a.done or a.scaled_to_zero,
+        marks=marks,
+        at=now,
+    )
+    if before is None:
+        at = _recorded(snapshot) or now
+    elif same and _equal(before, current):
+        at = before.at
+    else:
+        at = now
+    return Progress(
+        generation=current.generation,
+        revision=revision,
+        resolved=current.resolved,
+        done=current.done,
+        marks=marks,
+        at=at,
+    )
+
+
+def _equal(before: Progress, current: Progress) -> bool:
+    facts = [(p.revision, p.resolved, p.done) for p in (before, current)]
+    further = any(mark > before.marks.get(uid, ()) for uid, mark in current.marks.items())
+    return facts[0] == facts[1] and not further
+
+
+def _mark(a: Assessment, pod: Pod) -> tuple[int, ...]:
+    """How far a pod has come: reachable, step of the operation in flight, bytes read, proved."""
+    if pod.state is None:
+        return (0,)
+    if a.target is not None and proved(pod.state, a.target_digest):
+        return (2,)
+    operation = running(pod)
+    return (1, _ORDER[operation.state], operation.bytes_fetched) if operation is not None else (1,)
+
+
+def _recorded(snapshot: Snapshot) -> datetime | None:
+    """What status says, when it speaks of this generation (after a restart of the operator)."""
+    status = snapshot.status
+    spoken = any(c.observed_generation == snapshot.generation for c in status.conditions)
+    if not spoken or status.rollout is None or not status.rollout.last_progress_time:
+        return None
+    try:
+        return datetime.strptime(status.rollout.last_progress_time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def deadline(a: Assessment) -> datetime | None:
+    """Return when the rollout counts as stuck; None when it is done, has failed or is suspended."""
+    progress = a.snapshot.memory.progress
+    if progress is None or a.done or a.scaled_to_zero or a.failure is not None or a.spec.suspend:
+        return None
+    return progress.at + timedelta(seconds=a.spec.rollout.progress_deadline_seconds)
+
+
+def expired(a: Assessment, now: datetime) -> bool:
+    """Say whether nothing has moved for longer than the deadline, whatever the state."""
+    progress = a.snapshot.memory.progress
+    seconds = a.spec.rollout.progress_deadline_seconds
+    return progress is not None and now >= progress.at + timedelta(seconds=seconds)

@@ -1,0 +1,148 @@
+"""Everything that is known about one slot at one moment.
+
+A decision sees nothing but this value and ``now``; whatever it needs to know has to be put here by ``effects`` and
+``runtime``. It refuses to know how the facts were had.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.messages import Assignment, AssignmentTarget, EngineState, Plan
+from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreachable:
+    """Why a pod's engine could not be asked; ``retry_at`` is when it is asked again without a new sign of life."""
+
+    reason: str
+    message: str
+    since: datetime
+    attempts: int
+    retry_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """One pod with the slot's label.
+
+    Attributes:
+        port: the container port named ``modelswap``; None when the pod declares none.
+        ready: its Ready condition now.
+        ever_ready: it has been Ready under this UID.
+        finished: its phase is Failed or Succeeded.
+        engine: its sidecar's state, or why it is not known; None when there is nothing to ask yet.
+    """
+
+    name: str
+    uid: str
+    ip: str = ""
+    port: int | None = None
+    ready: bool = False
+    ever_ready: bool = False
+    terminating: bool = False
+    finished: bool = False
+    engine: EngineState | Unreachable | None = None
+
+    @property
+    def state(self) -> EngineState | None:
+        """Return the engine's state if it was read in this pass."""
+        return self.engine if isinstance(self.engine, EngineState) else None
+
+
+class Ledger(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
+    """What only the operator needs to know again; kept beside the assignment, changed together with it.
+
+    ``generation`` is the spec generation the assignment was decided for, ``previous`` what was stable before the
+    current stable version: the place to go back to while a rollout is under way.
+    """
+
+    generation: int = 0
+    previous: AssignmentTarget | None = None
+
+
+class PlanKey(NamedTuple):
+    """What a plan is about: the wanted source, and the version a pod comes from."""
+
+    version: str
+    uri: str
+    pin: str
+    from_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """A plan asked of ``pod``: pending while both ``plan`` and ``error`` are None."""
+
+    pod: str
+    plan: Plan | None = None
+    error: ErrorBody | None = None
+    attempts: int = 0
+    retry_at: datetime | None = None
+
+    @property
+    def pending(self) -> bool:
+        """True while the pod is working on it."""
+        return self.plan is None and self.error is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """The last failed attempt to swap a pod at ``revision``."""
+
+    operation_id: str
+    revision: int
+    digest: str
+    attempts: int
+    retry_at: datetime
+    error: ErrorBody
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the slot has come for ``generation``, and when it last came further.
+
+    ``marks`` is the high-water mark of each pod: a retry that repeats what was reached before is no progress.
+    """
+
+    generation: int
+    revision: int
+    resolved: bool
+    done: bool
+    marks: Mapping[str, tuple[int, ...]]
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What this process remembers between passes. Losing it costs repeated questions, never a wrong decision."""
+
+    plans: Mapping[PlanKey, PlanResult] = field(default_factory=dict)
+    attempts: Mapping[str, Attempt] = field(default_factory=dict)
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One slot as it was observed. ``spec`` is None when the object is gone or unreadable (``spec_error``)."""
+
+    namespace: str
+    slot: str
+    epoch: int
+    uid: str = ""
+    generation: int = 0
+    deleted: bool = False
+    spec: ModelVersionSpec | None = None
+    spec_error: str = ""
+    spec_manager: str = ""
+    spec_time: str = ""
+    status: ModelVersionStatus = field(default_factory=ModelVersionStatus)
+    pods: tuple[Pod, ...] = ()
+    assignment: Assignment | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    memory: Memory = field(default_factory=Memory)

@@ -1,0 +1,1 @@
+"""The one summary: what was observed, as a status. Pure, like ``planning``."""

@@ -1,0 +1,51 @@
+"""Conditions that state facts about the pods, whatever the spec wants: Serving, WeightsVerified, Suspended."""
+
+from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
+from modelswap_operator.planning.assess import Assessment, proved
+from modelswap_operator.planning.snapshot import Unreachable
+from modelswap_operator.status import pods
+from modelswap_operator.status.conditions import Verdict
+
+
+def serving(a: Assessment) -> Verdict:
+    """Say whether pods answer requests, and with which versions."""
+    kind = ConditionType.SERVING
+    able = [p for p in a.counted if p.ready and p.state is not None and p.state.live is not None]
+    able = [p for p in able if p.state is not None and not p.state.quarantined]
+    if able:
+        parts = [f"{_count(v.pods)} {v.version or v.digest}" for v in pods.versions(a)]
+        return Verdict(kind, True, Reason.PODS_SERVE, ", ".join(parts) or TEXTS[Reason.PODS_SERVE])
+    if not a.present:
+        return Verdict(kind, False, Reason.NO_PODS, TEXTS[Reason.NO_PODS])
+    if any(p.ready and isinstance(p.engine, Unreachable) for p in a.counted):
+        return Verdict(kind, None, Reason.ENGINE_UNREACHABLE, "pods are Ready, but none of their engines can be asked")
+    return Verdict(kind, False, Reason.NO_POD_SERVES, TEXTS[Reason.NO_POD_SERVES])
+
+
+def verified(a: Assessment) -> Verdict:
+    """Say whether every counted pod has proved, under its current boot id, what it serves."""
+    kind = ConditionType.WEIGHTS_VERIFIED
+    if not a.counted:
+        return Verdict(kind, None, Reason.NO_PODS, "no pod to read back from")
+    for pod in a.counted:
+        state = pod.state
+        if state is not None and state.audit is not None and state.audit.ok is False:
+            names = ", ".join(state.audit.mismatched[:3]) or "unnamed tensors"
+            message = f"pod {pod.name}: live tensors differ from the manifest ({names}); delete the pod"
+            return Verdict(kind, False, Reason.NOT_PROVED, message)
+    open_ = [p.name for p in a.counted if p.state is None or p.state.live is None]
+    open_ += [
+        p.name for p in a.counted if p.state and p.state.live is not None and not proved(p.state, p.state.live.digest)
+    ]
+    if open_:
+        return Verdict(kind, None, Reason.NOT_PROVED, f"not read back from {len(open_)} pods, such as {open_[0]}")
+    return Verdict(kind, True, Reason.PROVED, TEXTS[Reason.PROVED])
+
+
+def suspended(a: Assessment) -> Verdict:
+    """Say whether the operator keeps its hands off."""
+    return Verdict(ConditionType.SUSPENDED, a.spec.suspend, Reason.SUSPENDED, TEXTS[Reason.SUSPENDED])
+
+
+def _count(number: int) -> str:
+    return "1 pod serves" if number == 1 else f"{number} pods serve"

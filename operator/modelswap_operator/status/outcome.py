@@ -1,0 +1,177 @@
+"""Where the slot stands against its spec, as one value: what Ready, Reconciling and Stalled say, and what ended."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from modelswap_operator.api.modelversion import Failure, OnFailure
+from modelswap_operator.api.reasons import TEXTS, Reason
+from modelswap_operator.planning.assess import Assessment, proved, running
+from modelswap_operator.planning.assignment import decide
+from modelswap_operator.planning.errors import is_content, text
+from modelswap_operator.planning.progress import deadline, expired
+from modelswap_operator.planning.snapshot import Unreachable
+from modelswap_operator.status import pods
+
+COMPLETE, ROLLING_BACK, ROLLED_BACK = "Complete", "RollingBack", "RolledBack"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The verdict.
+
+    Attributes:
+        ready: True, False or None for Unknown.
+        reconciling: reason while the operator works on it; None when it does not.
+        stalled: True when it takes a person or another spec.
+        decided: nothing more will come of this generation by itself (done, stalled, suspended).
+        state: for ``status.rollout.state``.
+        ended: result for the history; empty while the rollout goes on.
+    """
+
+    ready: bool | None
+    reason: str
+    message: str
+    reconciling: str = ""
+    stalled: bool = False
+    decided: bool = False
+    state: str = "Progressing"
+    ended: str = ""
+
+
+def outcome(a: Assessment, now: datetime) -> Outcome:
+    """Return the verdict on a slot."""
+    if a.failure is not None:
+        return _failed(a, a.failure, now)
+    if a.done:
+        message = f"{len(a.counted)}/{len(a.counted)} pods serve {a.spec.version}"
+        return Outcome(
+            ready=True, reason=Reason.SUCCEEDED, message=message, decided=True, state=COMPLETE, ended="Succeeded"
+        )
+    if a.scaled_to_zero:
+        reason = Reason.SCALED_TO_ZERO
+        return Outcome(ready=True, reason=reason, message=TEXTS[reason], decided=True, state=reason)
+    if a.spec.suspend:
+        return _suspended(a)
+    ends = deadline(a)
+    if ends is not None and now >= ends:
+        return _overdue(a)
+    return _retrying(a) or _progressing(a)
+
+
+def _failed(a: Assessment, failure: Failure, now: datetime) -> Outcome:
+    """The version was refused: on the way back, or settled with a person to act."""
+    halted = a.spec.rollout.on_failure is OnFailure.HALT
+    back = f"; {_others(a)}" if a.counted else ""
+    note = "; rollout.onFailure is Halt: pods stay as they are" if halted else ""
+    message = f"{failure.message}{back}{note}"
+    returned = _spoken(a) in (ROLLING_BACK, ROLLED_BACK)
+    moving = not a.spec.suspend and not expired(a, now) and (decide(a) is not None or _outstanding(a))
+    if moving:
+        going_back = returned or bool(a.on_target)
+        return Outcome(
+            ready=False,
+            reason=failure.reason,
+            message=message,
+            reconciling=Reason.ROLLING_BACK,
+            state=ROLLING_BACK if going_back else "Withdrawing",
+        )
+    if returned:
+        return Outcome(
+            ready=False,
+            reason=Reason.ROLLED_BACK,
+            message=f"{failure.reason}: {message}",
+            stalled=True,
+            decided=True,
+            state=ROLLED_BACK,
+            ended=ROLLED_BACK,
+        )
+    state = "Halted" if halted else "Failed"
+    return Outcome(
+        ready=False, reason=failure.reason, message=message, stalled=True, decided=True, state=state, ended="Failed"
+    )
+
+
+def _outstanding(a: Assessment) -> bool:
+    """Say whether some pod that can be asked is not yet where the assignment wants it."""
+    for pod in a.counted:
+        wanted = a.desired(pod)
+        if running(pod) is not None:
+            return True
+        if wanted is not None and pod.state is not None and not proved(pod.state, wanted.digest):
+            return True
+    return False
+
+
+def _spoken(a: Assessment) -> str:
+    """Return the rollout state shown for this generation."""
+    status = a.snapshot.status
+    same = any(c.observed_generation == a.snapshot.generation for c in status.conditions)
+    return status.rollout.state if same and status.rollout is not None else ""
+
+
+def _suspended(a: Assessment) -> Outcome:
+    busy = any(running(p) for p in a.present)
+    return Outcome(
+        ready=None,
+        reason=Reason.SUSPENDED,
+        message=f"suspended: {_figure(a)}; status.plan says what would be done",
+        reconciling=Reason.SWAPPING if busy else "",
+        decided=not busy,
+        state=Reason.SUSPENDED,
+    )
+
+
+def _overdue(a: Assessment) -> Outcome:
+    seconds = a.spec.rollout.progress_deadline_seconds
+    return Outcome(
+        ready=False,
+        reason=Reason.PROGRESS_DEADLINE_EXCEEDED,
+        message=f"no progress for {seconds} s: {_figure(a)}; it is still tried, slowly",
+        stalled=True,
+        decided=True,
+        state="Stalled",
+    )
+
+
+def _retrying(a: Assessment) -> Outcome | None:
+    """An attempt failed that may heal, or a pod cannot be asked."""
+    revision = a.snapshot.assignment.revision if a.snapshot.assignment is not None else 0
+    for pod in a.counted:
+        attempt = a.snapshot.memory.attempts.get(pod.uid)
+        if attempt is not None and attempt.revision == revision and not is_content(attempt.error):
+            message = f"{_figure(a)}; pod {pod.name}: {text(attempt.error)}"
+            return _retry(False, attempt.error.code, message)
+    for result in a.plans.values():
+        if result.error is not None:
+            return _retry(False, result.error.code, f"{_figure(a)}; pod {result.pod}: {text(result.error)}")
+    for pod in a.counted:
+        if isinstance(pod.engine, Unreachable):
+            return _retry(None, pod.engine.reason, f"{_figure(a)}; pod {pod.name}: {pod.engine.message}")
+    return None
+
+
+def _retry(ready: bool | None, reason: str, message: str) -> Outcome:
+    return Outcome(ready=ready, reason=reason, message=message, reconciling=Reason.PROGRESSING_WITH_RETRY)
+
+
+def _progressing(a: Assessment) -> Outcome:
+    if not a.counted:
+        reason = Reason.WAITING_FOR_PODS
+        starting = len(a.present)
+        message = f"{TEXTS[reason]} ({starting} starting)" if starting else f"{TEXTS[reason]} (there are none)"
+        return Outcome(ready=None, reason=reason, message=message, reconciling=reason, state=reason)
+    reason = Reason.RESOLVING if a.target is None else Reason.SWAPPING
+    return Outcome(ready=None, reason=Reason.PROGRESSING, message=_figure(a), reconciling=reason)
+
+
+def _figure(a: Assessment) -> str:
+    """Return ``1/2 pods serve 1.1 (pod: Pausing)``."""
+    line = f"{len(a.on_target)}/{len(a.counted)} pods serve {a.spec.version}"
+    worst = next((p for p in pods.pod_list(a) if p.state not in ("Serving", "Waiting", "Starting")), None)
+    return f"{line} ({worst.name}: {worst.state})" if worst is not None else line
+
+
+def _others(a: Assessment) -> str:
+    """Return which versions the pods serve meanwhile."""
+    parts = [f"{v.pods}/{len(a.counted)} pods serve {v.version or v.digest}" for v in pods.versions(a)]
+    return ", ".join(parts) or "no pod has proved what it serves"
