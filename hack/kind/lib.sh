@@ -71,3 +71,7 @@ need_packages() { # PACKAGE...: Debian packages, installed only when one is miss
   step "Debian packages ${missing[*]}" install_packages
   [ -z "$made" ] || rm -f "$policy"
 }
+
+can_pull() { # IMAGE: whether its registry answers for it; asked once, briefly
+  timeout 20 docker manifest inspect "$1" >/dev/null 2>&1
+}

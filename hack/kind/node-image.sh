@@ -3,7 +3,7 @@
 # the files that kind's own module ships. `name` prints its name; `build` (the default) makes it unless it is there.
 source "$(dirname "$0")/lib.sh"
 
-inputs=(versions.env node-image.sh oci_archive.py podnet.sh default-cni.yaml pause.c)
+inputs=(versions.env coredns.go node-image.sh oci_archive.py podnet.sh default-cni.yaml pause.c)
 image=modelswap/kind-node:$KUBERNETES_VERSION-$(cd "$hack_kind" && cat "${inputs[@]}" | sha256sum | cut -c1-8)
 [ "${1:-build}" != name ] || { echo "$image"; exit 0; }
 

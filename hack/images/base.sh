@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# base.sh: prints the image that ours are built from, and makes it where none can be pulled: Debian 12 with its Python 3.11.
+# MODELSWAP_BASE_IMAGE names another one.
+source "$(dirname "$0")/lib.sh"
+
+stock=python:3.11-slim-bookworm
+own=modelswap/python-base:3.11
+find_docker
+
+is_here() { docker image inspect "$1" >/dev/null 2>&1; }
+
+if [ -n "${MODELSWAP_BASE_IMAGE:-}" ]; then
+  echo "$MODELSWAP_BASE_IMAGE"
+elif is_here "$stock" || { ! is_here "$own" && can_pull "$stock"; }; then
+  echo "$stock"
+else
+  if ! is_here "$own"; then
+    require_root_on_debian "building a base image" >&2
+    need_packages mmdebstrap >&2
+    lock base-image
+    archive=$kind_cache/node/python-base.tar
+    mkdir -p "$kind_cache/node"
+    bootstrap() {
+      local sources=/etc/apt/sources.list.d/debian.sources unfinished=$kind_cache/node/unfinished.python-base.tar
+      [ -e "$sources" ] || sources=/etc/apt/sources.list
+      mmdebstrap -q --variant=minbase --include=python3,libgomp1,ca-certificates bookworm "$unfinished" "$sources"
+      mv "$unfinished" "$archive"
+    }
+    [ -s "$archive" ] || step "Debian with Python 3.11" bootstrap >&2
+    step "import $own" docker import -c 'ENV PATH=/usr/local/bin:/usr/bin:/bin' -c 'CMD ["python3"]' "$archive" "$own" >&2
+  fi
+  echo "$own"
+fi

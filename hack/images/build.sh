@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# build.sh operator|engine|engine-full [TAG]: builds an image. Everything from a package registry is installed into the
+# build context first, by hash; the build itself needs no network.
+source "$(dirname "$0")/lib.sh"
+
+name=${1:-}
+case $name in
+operator) file=operator target= locked=$requirements/operator.txt ;;
+engine) file=engine target=engine locked= ;;              # torch and transformers are mounted at run time
+engine-full) file=engine target=engine-full locked=$requirements/engine.txt ;;
+*) die "usage: build.sh operator|engine|engine-full [TAG]" ;;
+esac
+tag=${2:-modelswap/$name:dev}
+[ -z "$locked" ] || [ -e "$locked" ] || die "$locked is missing; make it with: make lock"
+
+find_docker
+find_uv
+base=$("$repository/hack/images/base.sh")
+lock "image-$name"
+context=$cache/images/$name
+mkdir -p "$context"
+
+third_party() {
+  if [ "$name" = engine-full ]; then
+    rm -rf "$context/site"
+    cp -al "$("$repository/hack/images/site.sh" path)" "$context/site"
+  else
+    install_locked "$context/site" "$locked" --python-platform "$(platform)"
+  fi
+  mark_built "$context/site" "$(key_of "$locked")"
+}
+
+own_package() {
+  local wheels=$context/wheels
+  rm -rf "$wheels" "$context/app"
+  "$uv" build --quiet --wheel --out-dir "$wheels" "$repository"
+  "$uv" pip install --quiet --target "$context/app" --python-version 3.11 --no-deps --no-index "$wheels"/*.whl
+  rm -rf "$wheels" "$context/app/bin"
+  cp "$repository/docker/modelswap" "$context/modelswap"
+}
+
+image() {
+  docker build --quiet --file "$repository/docker/$file.Dockerfile" --build-arg "BASE=$base" ${target:+--target "$target"} --tag "$tag" "$context"
+}
+
+[ "$name" != engine-full ] || "$repository/hack/images/site.sh"
+if [ -n "$locked" ]; then
+  built "$context/site" "$(key_of "$locked")" || step "packages of the $name image" third_party
+fi
+step "wheel of modelswap" own_package
+step "image $tag" image

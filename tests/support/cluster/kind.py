@@ -1,0 +1,202 @@
+"""Clusters in containers, by kind: started once, found again cheaply, removed without a trace.
+
+The programs, the Docker engine (where none answers) and the node image (where none can be pulled) come from
+`hack/kind`. Refuses to know what is installed into a cluster.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.cache import HACK, cache_root, kind_cache, run_script
+from tests.support.cluster.config import KindConfig
+from tests.support.cluster.provider import Clients, ClusterError, Programs
+
+_READY_SECONDS = 180
+
+
+class KindCluster(Clients):
+    """One kind cluster."""
+
+    provider = "kind"
+
+    def __init__(
+        self, kind: KindProvider, *, name: str, kubeconfig: Path, programs: Programs, data_port: int, nodes: int
+    ) -> None:
+        """Bind to a cluster that runs."""
+        super().__init__(kubeconfig=kubeconfig, programs=programs)
+        self._kind = kind
+        self.name = name
+        self.data_port = data_port
+        self.data_url = f"http://127.0.0.1:{data_port}"
+        version = json.loads(self.kubectl("version", "--output=json"))
+        self.version: str = version["serverVersion"]["gitVersion"]
+        self.nodes = nodes
+
+    def load_image(self, tag: str) -> None:
+        """Copy an image of the local Docker engine into every node."""
+        self._kind.run("load", "docker-image", tag, "--name", self.name)
+
+    def delete(self) -> None:
+        """Remove the cluster."""
+        self._kind.delete(self.name)
+
+
+class KindProvider:
+    """Makes, finds and removes kind clusters of this cache folder."""
+
+    def __init__(self) -> None:
+        """Name the folders; nothing is started."""
+        self._home = kind_cache() / "clusters"
+        self._home.mkdir(parents=True, exist_ok=True)
+        self._docker_host: str | None = None
+
+    def ensure(self, *, name: str, nodes: int = 1, data_port: int = 18080) -> KindCluster:
+        """Return the cluster `name`, made anew where it is missing, broken or of another configuration."""
+        with self._locked(name):
+            started = time.monotonic()
+            programs = self._prepare()
+            config = self._config(nodes=nodes, data_port=data_port)
+            if not self._usable(name, config):
+                self._create(name, config)
+                print(f"[step] cluster {name} … took {time.monotonic() - started:.0f}s", flush=True)
+            return KindCluster(
+                self, name=name, kubeconfig=self.kubeconfig(name), programs=programs, data_port=data_port, nodes=nodes
+            )
+
+    def names(self) -> list[str]:
+        """Return the clusters that were made from this cache folder and not removed since."""
+        return sorted(path.stem for path in self._home.glob("*.kubeconfig"))
+
+    def kubeconfig(self, name: str) -> Path:
+        """Return the path of a cluster's kubeconfig."""
+        return self._home / f"{name}.kubeconfig"
+
+    def delete(self, name: str) -> None:
+        """Remove a cluster, and kind's network with the last one."""
+        with self._locked(name):
+            if self._engine_answers():
+                self.run("delete", "cluster", "--name", name, "--kubeconfig", str(self.kubeconfig(name)))
+                if not self.run("get", "clusters", "--quiet").split():
+                    self._docker("network", "rm", "kind", check=False)
+            for path in (self.kubeconfig(name), self._key_file(name)):
+                path.unlink(missing_ok=True)
+
+    def delete_all(self) -> None:
+        """Remove every cluster of this cache folder, and stop the Docker engine if it was started from here."""
+        for name in self.names():
+            self.delete(name)
+        run_script("kind/dockerd.sh", "stop")
+
+    def run(self, *arguments: str) -> str:
+        """Run kind against the Docker engine and return its output."""
+        done = subprocess.run(
+            [_program("kind"), *arguments], env=self._environment(), text=True, capture_output=True, check=False
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"kind {' '.join(arguments)} ended with status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _prepare(self) -> Programs:
+        run_script("kind/dockerd.sh", "start")
+        run_script("kind/tools.sh", "kind", "helm")
+        run_script("kind/kube-binaries.sh", "kubectl")
+        return Programs(kubectl=str(kind_cache() / "kube" / "bin" / "kubectl"), helm=_program("helm"))
+
+    def _config(self, *, nodes: int, data_port: int) -> KindConfig:
+        site = Path(_printed_by("images/site.sh", "path"))
+        models = cache_root() / "models"
+        for folder in (site, models):
+            folder.mkdir(parents=True, exist_ok=True)
+        return KindConfig(
+            image=_printed_by("kind/choose-image.sh"), nodes=nodes, data_port=data_port, site=site, models=models
+        )
+
+    def _usable(self, name: str, config: KindConfig) -> bool:
+        key_file = self._key_file(name)
+        if not key_file.exists() or key_file.read_text() != config.key():
+            return False
+        self._docker("start", *self._containers(name), check=False)
+        return self._answers(name, seconds=60)
+
+    def _answers(self, name: str, *, seconds: float) -> bool:
+        kubectl = str(kind_cache() / "kube" / "bin" / "kubectl")
+        command = [kubectl, f"--kubeconfig={self.kubeconfig(name)}", "--request-timeout=5s", "get", "--raw=/readyz"]
+        deadline = time.monotonic() + seconds
+        while subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            if time.monotonic() > deadline or not self._containers(name):
+                return False
+            time.sleep(0.5)
+        return True
+
+    def _create(self, name: str, config: KindConfig) -> None:
+        self._key_file(name).unlink(missing_ok=True)
+        kubeconfig = self.kubeconfig(name)
+        self.run("delete", "cluster", "--name", name, "--kubeconfig", str(kubeconfig))
+        print(f"[step] cluster {name} of {config.nodes} node(s), image {config.image}", flush=True)
+        command = ["create", "cluster", "--name", name, "--image", config.image, "--config", "-"]
+        done = subprocess.run(
+            [_program("kind"), *command, "--kubeconfig", str(kubeconfig), "--wait", f"{_READY_SECONDS}s"],
+            env=self._environment(), input=config.render(), text=True, capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise ClusterError(
+                f"kind could not make the cluster {name}: {done.stderr.strip()[-3000:]}\n"
+                f"if the port is taken, stop what listens on 127.0.0.1:{config.data_port}; then run this again"
+            )
+        clients = Clients(kubeconfig=kubeconfig, programs=Programs(kubectl=str(kind_cache() / "kube/bin/kubectl"), helm=""))
+        clients.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", f"--timeout={_READY_SECONDS}s")
+        self._key_file(name).write_text(config.key())
+
+    def _containers(self, name: str) -> list[str]:
+        label = f"label=io.x-k8s.kind.cluster={name}"
+        return self._docker("ps", "--all", "--quiet", "--filter", label).split()
+
+    def _key_file(self, name: str) -> Path:
+        return self._home / f"{name}.key"
+
+    def _engine_answers(self) -> bool:
+        return subprocess.run([str(HACK / "kind/dockerd.sh"), "host"], capture_output=True, check=False).returncode == 0
+
+    def _environment(self) -> dict[str, str]:
+        if self._docker_host is None:
+            self._docker_host = _printed_by("kind/dockerd.sh", "host")
+        return {**os.environ, "DOCKER_HOST": self._docker_host}
+
+    def _docker(self, *arguments: str, check: bool = True) -> str:
+        done = subprocess.run(
+            ["docker", *arguments], env=self._environment(), text=True, capture_output=True, check=False
+        )
+        if check and done.returncode != 0:
+            raise ClusterError(f"docker {' '.join(arguments)} ended with status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        # Two test runs (or the workers of one) may ask for the same cluster at once.
+        with (self._home / f"{name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _program(name: str) -> str:
+    built = kind_cache() / "bin" / name
+    found = str(built) if built.exists() else shutil.which(name)
+    if found is None:
+        raise ClusterError(f"{name} is neither in {built.parent} nor on PATH; run: make cluster-up")
+    return found
+
+
+def _printed_by(script: str, *arguments: str) -> str:
+    done = subprocess.run([str(HACK / script), *arguments], text=True, stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"hack/{script} {' '.join(arguments)} ended with status {done.returncode}; see above")
+    return done.stdout.strip().splitlines()[-1]
