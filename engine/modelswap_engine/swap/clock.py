@@ -6,11 +6,13 @@ knows nothing of what is waited for.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+Offload = Callable[..., Awaitable[Any]]
+"""Runs a blocking call away from the event loop: ``asyncio.to_thread``, or at once in tests."""
 
 
 class Clock(Protocol):

@@ -147,7 +147,7 @@ def _read(line: bytes) -> Record | None:
     try:
         parsed = msgspec.json.decode(line, type=_Line)
         raw = bytes(parsed.record)
-        return msgspec.json.decode(raw, type=Record) if _sum(raw) == parsed.sum else None  # type: ignore[arg-type]
+        return msgspec.json.decode(raw, type=Record) if _sum(raw) == parsed.sum else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 

@@ -1,0 +1,85 @@
+"""Reading the live tensors back and comparing them with the manifest of the version that must be live.
+
+A difference means that the engine answers with weights nobody chose: it is taken out of rotation at once.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+
+from modelswap_engine.backends.port import Hashes
+from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.protocol.errors import DigestMismatch, ModelswapError, WorkerLost
+from modelswap_engine.protocol.messages import AuditState, CheckResult, TensorCheck
+from modelswap_engine.swap import recovery
+from modelswap_engine.swap.core import Core, log
+from modelswap_engine.swap.versions import Version
+
+
+def compare(manifest: Manifest, hashes: Hashes, *, groups: Iterable[Iterable[str]], pattern: str) -> list[TensorCheck]:
+    """Return the tensors that are not what the manifest says; one that the engine did not answer for counts too."""
+    read = {name for group in groups for name in group}
+    expected = {
+        entry.name: entry.sha256
+        for entry in manifest.tensors
+        if entry.name in read and fnmatch.fnmatchcase(entry.name, pattern) and entry.name not in hashes.unverifiable
+    }
+    return list(_differences(expected, hashes.tensors))
+
+
+def _differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> Iterable[TensorCheck]:
+    for name in sorted(expected.keys() | actual.keys()):
+        if expected.get(name, "") != actual.get(name, ""):
+            yield TensorCheck(name=name, expected=expected.get(name, ""), actual=actual.get(name, ""))
+
+
+async def check(core: Core, version: Version, pattern: str) -> CheckResult:
+    """Re-hash live tensors; a mismatch quarantines the engine. The caller has the mutex.
+
+    Raises:
+        ModelswapError: the engine could not answer.
+    """
+    hashes = await core.engine.hashes(pattern)
+    mismatched = compare(version.manifest, hashes, groups=core.engine.groups(), pattern=pattern)
+    if mismatched:
+        first = mismatched[0]
+        error = DigestMismatch(
+            f"{len(mismatched)} live tensors are not those of {version.digest}, the first is {first.name}",
+            advice="restart the pod; look for damaged memory if it happens again",
+            details={"tensor": first.name, "expected": first.expected, "actual": first.actual},
+        )
+        log.error("%s", error.message)
+        core.unpublish("Quarantined", error.body(), quarantine=True)
+    return CheckResult(
+        digest=version.digest,
+        ok=not mismatched,
+        checked=len(hashes.tensors),
+        bytes=hashes.bytes,
+        seconds=hashes.seconds,
+        mismatched=mismatched,
+        tensors=hashes.tensors,
+    )
+
+
+async def audit(core: Core) -> None:
+    """Re-hash everything in the background and remember the result."""
+    async with core.mutex:
+        version = core.live
+        if version is None:
+            return
+        try:
+            result = await check(core, version, "*")
+        except ModelswapError as error:
+            log.warning("the audit of %s could not be made: %s", version.digest, error.message)
+            if isinstance(error, WorkerLost):
+                await recovery.revive(core, version, operation_id="audit")
+            return
+        core.audit = AuditState(
+            digest=version.digest,
+            ok=result.ok,
+            tensors=result.checked,
+            bytes=result.bytes,
+            seconds=result.seconds,
+            mismatched=[item.name for item in result.mismatched],
+            finished_at=core.clock.timestamp(),
+        )
+        core.touch()

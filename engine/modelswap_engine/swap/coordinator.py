@@ -1,0 +1,381 @@
+"""The one door to the swap machinery: what HTTP, and nothing else, calls.
+
+It checks who calls and on which state, starts work as tasks of its own (a caller that goes away cancels nothing), and
+composes the one view of everything. How a swap goes is in ``transaction``, how things are put right in ``recovery``.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from modelswap_engine.backends.port import Backend
+from modelswap_engine.protocol.errors import (
+    BadRequest,
+    Busy,
+    Cancelled,
+    ForeignOwner,
+    ModelswapError,
+    NotFound,
+    NotReady,
+)
+from modelswap_engine.protocol.messages import (
+    Assignment,
+    CancelRequest,
+    CheckRequest,
+    CheckResult,
+    EngineState,
+    Fence,
+    PauseRequest,
+    Plan,
+    PlanRequest,
+    ResumeRequest,
+    RollbackRequest,
+    SwapRequest,
+    SwapStatus,
+    VersionRef,
+)
+from modelswap_engine.swap import fence as fences
+from modelswap_engine.swap import machine, recovery
+from modelswap_engine.swap.admission import Admission, Admissions
+from modelswap_engine.swap.audit import check
+from modelswap_engine.swap.clock import Clock, Offload, within
+from modelswap_engine.swap.core import Core, Resolver
+from modelswap_engine.swap.gate import Gate
+from modelswap_engine.swap.journal import Journal
+from modelswap_engine.swap.listener import VersionListener
+from modelswap_engine.swap.lock import Scope
+from modelswap_engine.swap.memory import MemoryProbe
+from modelswap_engine.swap.operations import Operation
+from modelswap_engine.swap.planner import assess
+from modelswap_engine.swap.settings import SwapSettings
+from modelswap_engine.swap.startup import takeover
+from modelswap_engine.swap.supervisor import Supervisor
+from modelswap_engine.swap.traffic import leave_endpoints
+from modelswap_engine.swap.transaction import Transaction
+from modelswap_engine.swap.view import engine_state
+
+_LONGEST_LEASE = 3600.0
+_LONGEST_ID = 256
+
+
+class Coordinator:
+    """Everything that changes or reads the running version.
+
+    Args:
+        backend: the engine.
+        sources: finds checkpoints by URI.
+        journal: what survives this process.
+        gate: the door for new requests.
+        clock: time.
+        settings: bounds and places.
+        listeners: whatever changes together with the weights.
+        memory: tells the container's limits.
+        offload: runs calls that block on the disk.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        sources: Resolver,
+        journal: Journal,
+        gate: Gate,
+        clock: Clock,
+        settings: SwapSettings,
+        listeners: Sequence[VersionListener] = (),
+        memory: MemoryProbe | None = None,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        self._core = Core(
+            backend=backend,
+            sources=sources,
+            journal=journal,
+            gate=gate,
+            clock=clock,
+            settings=settings,
+            listeners=listeners,
+            memory=memory or MemoryProbe(),
+            offload=offload,
+        )
+        self._admissions = Admissions(gate=gate, lock=self._core.lock, live=self._core.live_ref)
+        self._assignment: Callable[[], Assignment | None] = lambda: None
+        starting = NotReady("the engine is starting", advice="try another replica", details={"retryAfterSeconds": "1"})
+        self._core.unpublish("Starting", starting.body())
+
+    # Life
+
+    async def start(
+        self,
+        template: VersionRef,
+        assignment: Assignment | None,
+        *,
+        reread: Callable[[], Assignment | None] | None = None,
+    ) -> None:
+        """Start the engine and load what must be served; returns after the first attempt, whatever came of it.
+
+        An attempt that fails is repeated in the background with growing pauses; the reason is in the state.
+
+        Args:
+            template: what the pod's template names; served when nothing was ever assigned.
+            assignment: the assignment file as it is now.
+            reread: reads that file again, before each attempt and when an unknown owner calls.
+        """
+        core = self._core
+        self._assignment = reread or (lambda: assignment)
+        supervisor = Supervisor(core, template=template, assignment=self._assignment)
+        failure = await recovery.guarded(core.backend.start)
+        if failure is not None:
+            core.unpublish("LoadFailed", failure.body())
+        else:
+            await supervisor.attempt()
+        core.spawn(supervisor.run())
+
+    async def drain(self, timeout: float) -> None:
+        """Before the process ends: leave the endpoints, refuse new requests, wait for those in flight.
+
+        A swap that can be dropped is dropped, one that cannot is seen through; both within the time.
+        """
+        core = self._core
+        core.stopping = True
+        core.touch()
+        operation = core.operations.current
+        if operation is not None:
+            operation.interrupt(Cancelled("the engine is stopping"))
+        ends = core.clock.monotonic() + timeout
+        await recovery.guarded(lambda: self._emptied(ends))
+
+    async def _emptied(self, ends: float) -> None:
+        core = self._core
+        try:
+            await within(
+                core.clock, _left(core.clock, ends), leave_endpoints(core, "Stopping", "the engine is stopping")
+            )
+            core.gate.refuse(NotReady("the engine is stopping", advice="try another replica").body())
+            await within(core.clock, _left(core.clock, ends), core.lock.idle(Scope.ALL))
+            await within(core.clock, _left(core.clock, ends), core.mutex.acquire())
+            core.mutex.release()
+        except TimeoutError:
+            core.gate.refuse(NotReady("the engine is stopping", advice="try another replica").body())
+
+    async def stop(self) -> None:
+        """End all tasks and the engine; what still runs ends with an error."""
+        core = self._core
+        core.stopping = True
+        core.gate.refuse(NotReady("the engine is stopping", advice="try another replica").body())
+        await core.end_tasks()
+        core.gate.shut()
+        await core.backend.stop()
+        core.journal.close()
+
+    # Reading
+
+    def state(self) -> EngineState:
+        """Return the one view of everything."""
+        return engine_state(self._core)
+
+    def etag(self) -> str:
+        """Return the entity tag of the state, quotes included."""
+        return f'"{self._core.settings.boot_id}.{self._core.seq}"'
+
+    def ready(self) -> bool:
+        """Say whether new requests should be routed here."""
+        return self._core.ready
+
+    @property
+    def closing(self) -> bool:
+        """True while connections should be closed after their answer."""
+        return self._core.closing or self._core.quarantined or self._core.stopping
+
+    def probe_seen(self) -> None:
+        """The readiness probe was answered "not ready": endpoints will follow."""
+        self._core.probed.set()
+
+    def worker_lost(self) -> None:
+        """Somebody noticed that a rank died; it is looked after at once instead of at the next poll."""
+        self._core.poked.set()
+
+    def operation(self, operation_id: str) -> SwapStatus:
+        """Return the status of an operation.
+
+        Raises:
+            NotFound: no such operation.
+        """
+        return self._core.operations.status(operation_id)
+
+    def watch(self, operation_id: str) -> AsyncIterator[SwapStatus]:
+        """Yield the status of an operation now and at each change, until it has ended.
+
+        Raises:
+            NotFound: no such operation.
+        """
+        return self._core.operations.watch(operation_id)
+
+    def directory(self, digest: str) -> Path | None:
+        """Return the folder with the side files of the live or retained version."""
+        core = self._core
+        return next((v.directory for v in (core.live, core.previous) if v is not None and v.digest == digest), None)
+
+    async def plan(self, request: PlanRequest) -> Plan:
+        """Say what a swap would do; nothing is touched.
+
+        Raises:
+            NotReady: nothing is live.
+            ModelswapError: the source does not hold a readable checkpoint.
+        """
+        core = self._core
+        if not core.mutex.locked():
+            async with core.mutex:
+                await recovery.guarded(core.refresh_memory)
+        async with assess(core, request) as assessment:
+            return assessment.decision.plan
+
+    def admission(self, *, require_version: str | None = None) -> AbstractAsyncContextManager[Admission]:
+        """Let a request in; see :meth:`Admissions.admit`."""
+        return self._admissions.admit(require_version=require_version)
+
+    # Changing
+
+    async def swap(self, request: SwapRequest, *, if_match: str | None = None) -> SwapStatus:
+        """Accept a swap and return its first status; the same operation id gets the same operation.
+
+        Raises:
+            Fenced: the caller is not entitled, or decided on another state.
+            Busy: another operation is in progress.
+        """
+        core = self._core
+        if not 0 < len(request.operation_id) <= _LONGEST_ID:
+            raise BadRequest(f"operationId must have 1 to {_LONGEST_ID} characters")
+        fences.check_pod(request.fence, core.settings.pod_uid)
+        if core.operations.find(request.operation_id) is not None:
+            return core.operations.status(request.operation_id)
+        await self._check_order(request.fence, request.target)
+        return await self._accept(request, if_match)
+
+    async def rollback(self, request: RollbackRequest, *, if_match: str | None = None) -> SwapStatus:
+        """Accept a swap to the retained previous version.
+
+        Raises:
+            NotFound: none is retained.
+            Fenced, Busy: as for :meth:`swap`.
+        """
+        core = self._core
+        fences.check_pod(request.fence, core.settings.pod_uid)
+        if core.operations.find(request.operation_id) is not None:
+            return core.operations.status(request.operation_id)
+        if core.previous is None:
+            raise NotFound("no previous version is retained", advice="swap to the wanted version by its source")
+        wanted = SwapRequest(
+            operation_id=request.operation_id, fence=request.fence, target=core.previous.ref, traffic=request.traffic
+        )
+        return await self.swap(wanted, if_match=if_match)
+
+    async def cancel(self, operation_id: str, request: CancelRequest) -> SwapStatus:
+        """Abort an operation while its old version has never left; one that has ended is returned as it is.
+
+        Raises:
+            NotFound: no such operation.
+            Busy: it is past that point.
+            Fenced: the caller is not entitled.
+        """
+        core = self._core
+        fences.check_pod(request.fence, core.settings.pod_uid)
+        fences.check_control(request.fence, core.journal.state.accepted)
+        found = core.operations.find(operation_id)
+        if not isinstance(found, Operation) or found.done:
+            return core.operations.status(operation_id)
+        if not found.status.state.reversible:
+            raise Busy(
+                f"operation {operation_id!r} is {found.status.state}: its weights are becoming live",
+                advice="wait for its end, then roll back",
+            )
+        found.interrupt(Cancelled("the swap was cancelled by a call"))
+        return found.status
+
+    async def check(self, request: CheckRequest) -> CheckResult:
+        """Re-hash live tensors; a mismatch takes the engine out of rotation.
+
+        Raises:
+            Busy: an operation is in progress.
+            NotReady: nothing is live.
+        """
+        core = self._core
+        if core.operations.current is not None:
+            raise Busy(f"operation {core.operations.current.id!r} is in progress", advice="try again when it has ended")
+        async with core.mutex:
+            if core.live is None:
+                raise NotReady("no version is live in this engine", advice="read the state for the reason")
+            return await check(core, core.live, request.pattern)
+
+    async def pause(self, request: PauseRequest) -> EngineState:
+        """Hold new requests by lease.
+
+        Raises:
+            BadRequest: an empty id, or a time outside 0 to one hour.
+        """
+        if not 0 < len(request.lease_id) <= _LONGEST_ID or not 0 < request.seconds <= _LONGEST_LEASE:
+            raise BadRequest(f"a lease needs an id and more than 0 and at most {_LONGEST_LEASE:g} seconds")
+        self._core.gate.take_lease(request.lease_id, owner=request.owner, seconds=request.seconds)
+        return self.state()
+
+    async def resume(self, request: ResumeRequest) -> EngineState:
+        """Give a lease back."""
+        self._core.gate.end_lease(request.lease_id)
+        return self.state()
+
+    async def _check_order(self, fence: Fence, target: VersionRef) -> None:
+        """Check the caller against the accepted decision; the assignment file may know of a newer owner."""
+        core = self._core
+        accepted = core.journal.state.accepted
+        try:
+            fences.check_order(fence, accepted, target=target)
+        except ForeignOwner:
+            taken = None
+            if accepted is not None:
+                assignment = await core.offload(self._assignment)
+                taken = takeover(accepted, assignment, pod_uid=core.settings.pod_uid)
+            if taken is None:
+                raise
+            fences.check_order(fence, taken, target=target)
+            await core.record(taken)
+
+    async def _accept(self, request: SwapRequest, if_match: str | None) -> SwapStatus:
+        """From the last check to the known operation nothing is awaited: two callers cannot both pass."""
+        core = self._core
+        found = core.operations.find(request.operation_id)
+        if found is not None:
+            return core.operations.status(request.operation_id)
+        fences.check_order(request.fence, core.journal.state.accepted, target=request.target)
+        fences.check_match(if_match, self.etag())
+        if core.stopping:
+            raise NotReady("the engine is stopping", advice="try another replica")
+        if core.operations.current is not None:
+            raise Busy(
+                f"operation {core.operations.current.id!r} is in progress", advice="wait for its end or cancel it"
+            )
+        status = machine.begin(request, source=core.live_ref() or VersionRef(), at=core.clock.timestamp())
+        operation = Operation(status, started=core.clock.monotonic(), on_change=core.touch)
+        core.operations.add(operation)
+        core.touch()
+        await core.see_through(self._begin(operation, request))
+        return operation.status
+
+    async def _begin(self, operation: Operation, request: SwapRequest) -> None:
+        core = self._core
+        accepted = fences.accept(
+            request.fence, core.journal.state.accepted, operation_id=operation.id, target=request.target
+        )
+        try:
+            await core.record(accepted)
+        except ModelswapError:
+            core.operations.drop(operation)
+            raise
+        core.spawn(self._run(operation, request))
+
+    async def _run(self, operation: Operation, request: SwapRequest) -> None:
+        async with self._core.mutex:
+            await Transaction(self._core, operation, request).run()
+
+
+def _left(clock: Clock, ends: float) -> float:
+    return max(0.0, ends - clock.monotonic())

@@ -1,0 +1,231 @@
+"""What all parts of the coordinator share: what is live, what must be, why the engine is not ready, and one mutex.
+
+Only the holder of the mutex talks to the engine or changes ``live``. Each visible change raises ``seq``, which is half
+of the state's entity tag.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from modelswap_engine.backends.port import Backend
+from modelswap_engine.protocol.errors import ErrorBody, ModelswapError, NotReady
+from modelswap_engine.protocol.messages import AuditState, MemoryState, SwapStatus, VersionRef
+from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.sources.port import Resolved
+from modelswap_engine.swap import machine
+from modelswap_engine.swap.clock import Clock, Offload, within
+from modelswap_engine.swap.engine import Engine
+from modelswap_engine.swap.gate import Gate
+from modelswap_engine.swap.journal import Journal
+from modelswap_engine.swap.listener import VersionListener
+from modelswap_engine.swap.lock import UpdateLock
+from modelswap_engine.swap.memory import Memory, MemoryProbe
+from modelswap_engine.swap.operations import Operation, Operations
+from modelswap_engine.swap.records import Outcome, Record, Served
+from modelswap_engine.swap.settings import SwapSettings
+from modelswap_engine.swap.versions import Version, VersionStore
+
+log: Final = logging.getLogger("modelswap.swap")
+
+
+class Resolver(Protocol):
+    """Whatever finds checkpoints by URI."""
+
+    async def resolve(self, uri: str) -> Resolved:
+        """Find and validate the checkpoint at a URI; see :class:`sources.port.Source`."""
+
+
+class Core:
+    """The shared state.
+
+    Attributes:
+        live: the version that serves; None until one has been proved, and in quarantine.
+        previous: the retained previous version.
+        reason: why the engine is not ready, "" when it is; ``message`` says it in words.
+        quarantined: True when neither version could be proved; only a whole load ends it.
+        closing: True while the endpoints are being left.
+        stopping: True once the process was told to end.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        sources: Resolver,
+        journal: Journal,
+        gate: Gate,
+        clock: Clock,
+        settings: SwapSettings,
+        listeners: Sequence[VersionListener],
+        memory: MemoryProbe,
+        offload: Offload,
+    ) -> None:
+        self.backend = backend
+        self.sources = sources
+        self.journal = journal
+        self.gate = gate
+        self.clock = clock
+        self.settings = settings
+        self.listeners = tuple(listeners)
+        self.engine = Engine(backend=backend, clock=clock, settings=settings)
+        self.lock = UpdateLock(clock=clock)
+        self.operations = Operations(remembered=lambda key: journal.state.outcome(key))
+        self.store = VersionStore(settings.state_dir / "versions", offload=offload)
+        self.mutex = asyncio.Lock()
+        self.live: Version | None = None
+        self.previous: Version | None = None
+        self.reason = ""
+        self.message = ""
+        self.quarantined = False
+        self.closing = False
+        self.stopping = False
+        self.memory = MemoryState()
+        self.audit: AuditState | None = None
+        self.completed = 0
+        self.restarts = 0
+        self.seq = 1
+        self.poked = asyncio.Event()
+        self.probed = asyncio.Event()
+        self._probe = memory
+        self.offload = offload
+        self._tasks: set[asyncio.Task[None]] = set()
+        gate.on_change(self.touch)
+
+    @property
+    def ready(self) -> bool:
+        """True when new requests should be routed here; a pause of milliseconds does not change it."""
+        return self.live is not None and not self.reason and not self.stopping and self.engine.healthy
+
+    def touch(self) -> None:
+        """Something visible changed."""
+        self.seq += 1
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work of our own: it outlives whoever asked for it."""
+        task = self._start(work)
+        task.add_done_callback(_report)
+
+    async def see_through(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for work of our own, which goes on when the caller goes away."""
+        await asyncio.shield(self._start(work))
+
+    async def end_tasks(self) -> None:
+        """Cancel all work of our own and wait for it."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def record(self, *records: Record) -> None:
+        """Write to the journal without blocking the event loop."""
+        await self.offload(self.journal.append, *records)
+
+    async def resolve(self, uri: str, *, unless: asyncio.Future[None] | None = None) -> Resolved:
+        """Resolve a URI within its bound."""
+        seconds = self.settings.resolve_seconds
+        work = self.sources.resolve(uri)
+        resolved: Resolved = await self.bounded(f"the source of {uri}", work, seconds, unless=unless)
+        return resolved
+
+    async def bounded(
+        self, what: str, work: Coroutine[Any, Any, Any], seconds: float, *, unless: asyncio.Future[None] | None = None
+    ) -> Any:
+        """Return the result of work, or a typed error when it takes too long."""
+        try:
+            return await within(self.clock, seconds, work, unless=unless)
+        except TimeoutError:
+            raise NotReady(f"{what} did not answer within {seconds:g} s", advice="it is tried again") from None
+
+    async def refresh_memory(self) -> None:
+        """Ask the engine and the container where the memory is; the holder of the mutex calls it."""
+        memory = await self.engine.memory()
+        bound: Memory = await self.offload(self._probe.read)
+        known = [figure for figure in (memory.available_bytes, bound.available) if figure >= 0]
+        limits = [figure for figure in (memory.limit_bytes, bound.limit) if figure >= 0]
+        self.memory = msgspec.structs.replace(
+            memory, available_bytes=min(known, default=-1), limit_bytes=min(limits, default=-1)
+        )
+
+    def troubled(self, reason: str, message: str) -> None:
+        """Say why the engine is not ready."""
+        self.reason, self.message = reason, message
+        self.touch()
+
+    def healthy(self) -> None:
+        """Say that nothing keeps the engine from being ready."""
+        if self.reason:
+            self.troubled("", "")
+
+    def publish(self, version: Version, *, previous: Version | None) -> None:
+        """Make a proved version the live one; instant, and never in the middle of anything."""
+        self.live, self.previous = version, previous
+        for listener in self.listeners:
+            listener.activate(version.ref)
+        self.touch()
+
+    def unpublish(self, reason: str, error: ErrorBody, *, quarantine: bool = False) -> None:
+        """No version can be served: everybody is refused until a whole version has been loaded."""
+        self.live = self.previous = None
+        self.quarantined = self.quarantined or quarantine
+        self.troubled(reason, error.message)
+        refusal = NotReady(
+            f"this engine cannot serve: {error.message}",
+            advice="try another replica",
+            details={"retryAfterSeconds": "5"},
+        )
+        self.gate.refuse(refusal.body())
+
+    async def forget(self, *digests: str) -> None:
+        """Drop what was prepared for versions, as far as they are neither live nor retained."""
+        for digest in set(digests) - self.held():
+            for listener in self.listeners:
+                listener.discard(digest)
+        await self.store.prune(self.held())
+
+    def held(self) -> set[str]:
+        """Return the digests of the live and the retained version."""
+        return {version.digest for version in (self.live, self.previous) if version is not None}
+
+    async def finish(self, operation: Operation, state: SwapState, *, error: ErrorBody | None = None) -> None:
+        """End an operation: first in the journal, so that its answer stays the same, then for those who watch."""
+        status = machine.end(
+            operation.status,
+            state,
+            at=self.clock.timestamp(),
+            error=error,
+            total_seconds=self.clock.monotonic() - operation.started,
+        )
+        records: tuple[Record, ...] = (Outcome(status=status),)
+        if state.succeeded and self.live is not None:
+            self.completed += 1
+            records += (Served(version=self.live.ref),)
+        try:
+            await self.record(*records)
+        except ModelswapError as failure:
+            log.error("operation %s ended as %s, but: %s", operation.id, state, failure.message)
+        operation.show(status)
+
+    def current_status(self) -> SwapStatus | None:
+        """Return the latest operation, of this process or before it."""
+        if self.operations.latest is not None:
+            return self.operations.latest.status
+        return self.journal.state.outcomes[-1] if self.journal.state.outcomes else None
+
+    def live_ref(self) -> VersionRef | None:
+        """Return the version that serves."""
+        return self.live.ref if self.live is not None else None
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a background task failed", exc_info=task.exception())

@@ -1,0 +1,134 @@
+"""The backend as the transaction uses it: every call bounded in time, every rank's answer looked at.
+
+A rank answers data, so that no rank can hide behind another one's exception; here the first bad answer becomes the one
+typed error. An engine that does not answer in time counts as lost.
+"""
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from modelswap_engine.backends.port import Backend, Hashes, Load, Reply, RequestPolicy, Stage, StageRetained
+from modelswap_engine.protocol.errors import DigestMismatch, Internal, WorkerLost, from_body
+from modelswap_engine.protocol.messages import MemoryState
+from modelswap_engine.swap.clock import Clock, within
+from modelswap_engine.swap.settings import SwapSettings
+
+T = TypeVar("T")
+Replies = Sequence[Reply]
+
+
+class Engine:
+    """The bounded and checked calls."""
+
+    def __init__(self, *, backend: Backend, clock: Clock, settings: SwapSettings) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._settings = settings
+        self._proved: dict[int, str] = {}
+
+    @property
+    def healthy(self) -> bool:
+        """True when every rank lives, and still as the process in which it proved its version."""
+        ranks = self._backend.ranks()
+        return bool(ranks) and all(rank.alive and self._proved.get(rank.rank) == rank.boot_id for rank in ranks)
+
+    @property
+    def running(self) -> int:
+        """How many requests the engine works on."""
+        return self._backend.running()
+
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The fusion groups."""
+        return self._backend.layout().groups
+
+    async def load(self, order: Load) -> None:
+        """Load a whole version and prove it on every rank."""
+        replies = await self._replies(
+            "load", order.operation_id, self._backend.load(order), self._settings.load_seconds
+        )
+        _agree(replies, order.digest)
+        self._remember()
+
+    async def stage(self, order: Stage | StageRetained) -> Replies:
+        """Stage beside the live tensors."""
+        seconds = self._settings.stage_seconds
+        return await self._replies("stage", order.operation_id, self._backend.stage(order), seconds)
+
+    async def prepare(self, operation_id: str, digest: str) -> None:
+        """Make every rank promise, and agree on what it holds."""
+        _agree(await self._short("prepare", operation_id, self._backend.prepare(operation_id)), digest)
+
+    async def pause(self, operation_id: str) -> None:
+        """Park every rank between two steps."""
+        seconds = self._settings.pause_seconds
+        call = self._backend.pause(operation_id, timeout=seconds)
+        await self._replies("pause", operation_id, call, seconds + self._settings.call_seconds)
+
+    async def commit(self, operation_id: str, policy: RequestPolicy) -> Replies:
+        """Make the staged tensors live."""
+        return await self._short("commit", operation_id, self._backend.commit(operation_id, policy))
+
+    async def verify(self, operation_id: str, digest: str, *, strict: bool) -> None:
+        """Prove that what is live is this version."""
+        call = self._backend.verify(operation_id, strict=strict)
+        seconds = self._settings.hash_seconds if strict else self._settings.call_seconds
+        _agree(await self._replies("verify", operation_id, call, seconds), digest)
+        self._remember()
+
+    async def rollback(self, operation_id: str) -> None:
+        """Put the tensors from before the commit back."""
+        await self._short("rollback", operation_id, self._backend.rollback(operation_id))
+
+    async def resume(self, operation_id: str) -> None:
+        """Let the ranks step again."""
+        await self._short("resume", operation_id, self._backend.resume(operation_id))
+
+    async def release(self, operation_id: str, *, previous: bool) -> None:
+        """Drop what is staged, and the retained previous version if asked."""
+        await self._short("release", operation_id, self._backend.release(operation_id, previous=previous))
+
+    async def hashes(self, pattern: str) -> Hashes:
+        """Re-hash live tensors."""
+        return await self._bounded("hashes", self._backend.hashes(pattern), self._settings.hash_seconds)
+
+    async def memory(self) -> MemoryState:
+        """Say where the memory is."""
+        return await self._bounded("memory", self._backend.memory(), self._settings.call_seconds)
+
+    async def _short(self, name: str, operation_id: str, call: Coroutine[Any, Any, Replies]) -> Replies:
+        return await self._replies(name, operation_id, call, self._settings.call_seconds)
+
+    async def _replies(
+        self, name: str, operation_id: str, call: Coroutine[Any, Any, Replies], seconds: float
+    ) -> Replies:
+        replies = await self._bounded(name, call, seconds)
+        if not replies:
+            raise WorkerLost(f"no rank answered to {name}", advice="the engine restarts its workers by itself")
+        for reply in replies:
+            if reply.error is not None:
+                raise from_body(reply.error)
+            if reply.operation_id != operation_id:
+                raise Internal(f"rank {reply.rank} answered to {reply.operation_id!r}, asked was {operation_id!r}")
+        return replies
+
+    async def _bounded(self, name: str, call: Coroutine[Any, Any, T], seconds: float) -> T:
+        try:
+            return await within(self._clock, seconds, call)
+        except TimeoutError:
+            raise WorkerLost(
+                f"the engine did not answer to {name} within {seconds:g} s",
+                advice="the engine restarts its workers by itself",
+            ) from None
+
+    def _remember(self) -> None:
+        self._proved = {rank.rank: rank.boot_id for rank in self._backend.ranks()}
+
+
+def _agree(replies: Replies, digest: str) -> None:
+    for reply in replies:
+        if reply.digest != digest:
+            raise DigestMismatch(
+                f"rank {reply.rank} holds {reply.digest or 'nothing'}, wanted is {digest}",
+                advice="the version is not used; look for damaged memory or storage if it happens again",
+                details={"rank": str(reply.rank), "expected": digest, "actual": reply.digest},
+            )

@@ -1,0 +1,76 @@
+"""Loading a whole version: at start, after a worker was lost, and out of quarantine.
+
+Whatever the engine held before is gone afterwards; what it holds then is proved by hash. The caller has the mutex.
+"""
+
+import asyncio
+
+from modelswap_engine.backends.port import Load
+from modelswap_engine.protocol.errors import DigestMismatch
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.sources.port import Resolved
+from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.versions import Version
+
+
+async def find(core: Core, ref: VersionRef, *, unless: asyncio.Future[None] | None = None) -> Resolved:
+    """Resolve a version and hold it against its pin.
+
+    Raises:
+        DigestMismatch: the source holds something else than the digest says.
+        ModelswapError: of the source.
+    """
+    resolved = await core.resolve(ref.uri, unless=unless)
+    digest = resolved.manifest.digest
+    if ref.digest and ref.digest != digest:
+        raise DigestMismatch(
+            f"{ref.uri} holds {digest}, pinned is {ref.digest}",
+            advice="correct the pin, or put the pinned content back at the source",
+            details={"expected": ref.digest, "actual": digest},
+        )
+    return resolved
+
+
+async def prepare(core: Core, resolved: Resolved, *, label: str) -> Version:
+    """Copy the side files and let the listeners load what they need."""
+    version: Version = await core.bounded(
+        "copying side files", core.store.materialise(resolved, label=label), core.settings.stage_seconds
+    )
+    for listener in core.listeners:
+        await core.bounded(
+            "preparing the tokenizer", listener.prepare(version.digest, version.directory), core.settings.stage_seconds
+        )
+    return version
+
+
+async def load(core: Core, resolved: Resolved, *, label: str, operation_id: str) -> Version:
+    """Load a resolved version into every rank and make it the live one.
+
+    Raises:
+        ModelswapError: it is not live; the engine may hold nothing at all.
+    """
+    with core.store.pin(resolved.manifest.digest):
+        version = await prepare(core, resolved, label=label)
+        order = Load(
+            operation_id=operation_id,
+            digest=version.digest,
+            directory=str(version.directory),
+            tensors=tuple(resolved.range_of(entry.name) for entry in resolved.manifest.tensors),
+        )
+        before = core.held()
+        await core.engine.load(order)
+        await core.refresh_memory()
+        core.publish(version, previous=None)
+        core.quarantined = False
+    await core.forget(*before)
+    return version
+
+
+async def reload(core: Core, ref: VersionRef, *, operation_id: str) -> Version:
+    """Find a version again at its source and load it.
+
+    Raises:
+        ModelswapError: it is not live; the engine may hold nothing at all.
+    """
+    resolved = await find(core, ref)
+    return await load(core, resolved, label=ref.version, operation_id=operation_id)

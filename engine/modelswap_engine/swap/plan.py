@@ -1,0 +1,247 @@
+"""What a swap would do, and why it would be refused. Pure: manifests, groups and figures go in, a decision comes out.
+
+Nothing is touched before the decision is known, so a refused version costs the running one nothing. All refusals are
+found, not only the first. It knows no source, no backend and no clock.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.checkpoint.diff import Diff, diff
+from modelswap_engine.checkpoint.groups import touched_groups
+from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.checkpoint.sidefiles import SideChange, refusals
+from modelswap_engine.checkpoint.siderules import Verdict
+from modelswap_engine.protocol.errors import (
+    DigestMismatch,
+    IncompatibleModel,
+    InsufficientMemory,
+    Refused,
+    UnsupportedChange,
+)
+from modelswap_engine.protocol.messages import (
+    Capabilities,
+    LoadingMode,
+    MemoryState,
+    OnTimeout,
+    Plan,
+    PlanRequest,
+    Traffic,
+    TrafficMode,
+    VersionRef,
+)
+
+MIB: Final = 1 << 20
+POLICIES: Final = {
+    TrafficMode.DRAIN: RequestPolicy.NONE_RUNNING,
+    TrafficMode.RECOMPUTE: RequestPolicy.RECOMPUTE,
+    TrafficMode.ABORT: RequestPolicy.ABORT,
+}
+"""What the engine is told about running requests, by mode; a mode that is not here has no way through this engine."""
+
+FALLBACKS: Final = {
+    OnTimeout.RECOMPUTE_REQUESTS: TrafficMode.RECOMPUTE,
+    OnTimeout.ABORT_REQUESTS: TrafficMode.ABORT,
+}
+"""The mode that a Drain turns into when its time is over."""
+
+_COLD: Final = "serve this version by a cold restart: set it in the pods' template and restart them"
+_NAMED: Final = 5
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The wanted digest is live already."""
+
+
+@dataclass(frozen=True)
+class UseRetained:
+    """The wanted version is the retained previous one: nothing is read."""
+
+
+@dataclass(frozen=True)
+class ReadTensors:
+    """These tensors are read and staged; ``drop_previous`` makes room first."""
+
+    names: tuple[str, ...]
+    drop_previous: bool
+
+
+Work = Nothing | UseRetained | ReadTensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What the decision is made on.
+
+    ``previous`` is the digest of the retained version or "", ``reserve`` what staging must leave free, ``side`` what
+    changed in the side files from the live to the target version.
+    """
+
+    live: VersionRef
+    live_manifest: Manifest
+    target_manifest: Manifest
+    groups: tuple[tuple[str, ...], ...]
+    side: Sequence[SideChange]
+    previous: str
+    memory: MemoryState
+    capabilities: Capabilities
+    reserve: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The plan as it is published, the work when there are no refusals, and whether old requests could go on."""
+
+    plan: Plan
+    work: Work
+    continuable: bool
+    refusals: tuple[Refused, ...]
+
+
+def decide(situation: Situation, request: PlanRequest) -> Decision:
+    """Return what the swap would do."""
+    target = situation.target_manifest
+    change = diff(situation.live_manifest, target)
+    mode = _mode(situation, request)
+    names = tuple(sorted(_names(situation, change, mode)))
+    work = _work(situation, request, names)
+    needed = _bytes(target, names) if isinstance(work, ReadTensors) else 0
+    refused = tuple(_refusals(situation, request, change, needed=needed))
+    groups = [] if isinstance(work, Nothing) else touched_groups(names, situation.groups)
+    plan = Plan(
+        from_digest=situation.live.digest,
+        to_digest=target.digest,
+        mode=mode,
+        changed_tensors=len(change.changed),
+        changed_bytes=_bytes(target, change.changed),
+        total_tensors=len(target.tensors),
+        total_bytes=target.total_bytes,
+        groups=len(groups),
+        bytes_to_fetch=needed,
+        side_files=[f"{c.file}: {c.key}" if c.key else c.file for c in situation.side if c.verdict is Verdict.APPLIED],
+        memory_needed=needed,
+        memory_available=situation.memory.available_bytes,
+        refusals=[error.body() for error in refused],
+        changed_names=list(change.changed),
+    )
+    continuable = not any(item.interrupts for item in situation.side)
+    return Decision(plan=plan, work=work, continuable=continuable, refusals=refused)
+
+
+def _mode(situation: Situation, request: PlanRequest) -> LoadingMode:
+    if request.loading.mode is not LoadingMode.AUTO:
+        return request.loading.mode
+    known = situation.live_manifest.complete and situation.target_manifest.complete
+    return LoadingMode.DIFF if known else LoadingMode.FULL
+
+
+def _names(situation: Situation, change: Diff, mode: LoadingMode) -> set[str]:
+    """Return the tensors to stage: whole groups, and only what the engine reads and the target has."""
+    wanted = set(change.changed) if mode is LoadingMode.DIFF else set(situation.target_manifest.by_name)
+    groups = touched_groups(wanted, situation.groups)
+    return {name for group in groups for name in group if name in situation.target_manifest.by_name}
+
+
+def _work(situation: Situation, request: PlanRequest, names: tuple[str, ...]) -> Work:
+    target = situation.target_manifest.digest
+    if target == situation.live.digest:
+        return Nothing()
+    if target == situation.previous and request.loading.mode is not LoadingMode.FULL:
+        return UseRetained()
+    free = _free(situation)
+    needed = _bytes(situation.target_manifest, names)
+    return ReadTensors(names, drop_previous=free is not None and needed > free and situation.memory.previous_bytes > 0)
+
+
+def _free(situation: Situation) -> int | None:
+    """Return the bytes that staging may take without dropping anything, None when nothing bounds it."""
+    available = situation.memory.available_bytes
+    return None if available < 0 else max(0, available - situation.reserve)
+
+
+def _refusals(situation: Situation, request: PlanRequest, change: Diff, *, needed: int) -> Iterator[Refused]:
+    yield from _pin(request.target.digest, situation.target_manifest.digest)
+    if situation.target_manifest.digest == situation.live.digest:
+        return
+    yield from _layout(situation, change)
+    continues = request.traffic.mode in (TrafficMode.RECOMPUTE, TrafficMode.FREEZE)
+    yield from refusals(situation.side, continues_requests=continues)
+    yield from _traffic(request.traffic, situation.capabilities)
+    yield from _memory(situation, needed)
+
+
+def _pin(pin: str, digest: str) -> Iterator[Refused]:
+    if pin and pin != digest:
+        yield DigestMismatch(
+            f"the source holds {digest}, pinned is {pin}",
+            advice="correct the pin, or put the pinned content back at the source",
+            details={"expected": pin, "actual": digest},
+        )
+
+
+def _layout(situation: Situation, change: Diff) -> Iterator[Refused]:
+    live, target = situation.live_manifest, situation.target_manifest
+    if live.architecture != target.architecture:
+        yield IncompatibleModel(
+            f"the architecture is {target.architecture or 'unknown'}, {live.architecture or 'unknown'} is running",
+            advice=_COLD,
+            details={"expected": live.architecture, "actual": target.architecture},
+        )
+    for names, what in ((change.removed, "missing"), (change.added, "not part of the running model")):
+        if names:
+            yield IncompatibleModel(f"{_list(names)}: {what}", advice=_COLD, details={"tensor": names[0]})
+    for names, field in ((change.reshaped, "shape"), (change.retyped, "dtype")):
+        if names:
+            expected, actual = (_fact(manifest, names[0], field) for manifest in (live, target))
+            yield IncompatibleModel(
+                f"{_list(names)}: {field} {actual}, the running model has {expected}",
+                advice=_COLD,
+                details={"tensor": names[0], "expected": expected, "actual": actual},
+            )
+
+
+def _traffic(traffic: Traffic, capabilities: Capabilities) -> Iterator[Refused]:
+    possible = [mode for mode in capabilities.traffic_modes if mode in POLICIES]
+    wanted = [(traffic.mode, "traffic mode", traffic.mode.value)]
+    if traffic.mode is TrafficMode.DRAIN and traffic.on_timeout in FALLBACKS:
+        wanted.append((FALLBACKS[traffic.on_timeout], "onTimeout", traffic.on_timeout.value))
+    for mode, what, value in wanted:
+        if mode not in possible:
+            yield UnsupportedChange(
+                f"{what} {value} is not possible with the {capabilities.kind} engine",
+                advice=f"use a traffic mode of: {', '.join(possible)}",
+                details={"possible": ",".join(possible)},
+            )
+
+
+def _memory(situation: Situation, needed: int) -> Iterator[Refused]:
+    free = _free(situation)
+    if free is None or needed <= free + situation.memory.previous_bytes:
+        return
+    yield InsufficientMemory(
+        f"staging needs {_mib(needed)} MiB, {_mib(free)} MiB may be used"
+        f" (and {_mib(situation.memory.previous_bytes)} MiB of the retained previous version)",
+        advice="raise the container's memory limit or give the KV cache less",
+        details={"neededMiB": _mib(needed), "availableMiB": _mib(free + situation.memory.previous_bytes)},
+    )
+
+
+def _bytes(manifest: Manifest, names: Sequence[str]) -> int:
+    return sum(manifest.by_name[name].nbytes for name in names if name in manifest.by_name)
+
+
+def _fact(manifest: Manifest, name: str, field: str) -> str:
+    entry = manifest.by_name[name]
+    return entry.dtype if field == "dtype" else str(list(entry.shape))
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED])}{more}"
+
+
+def _mib(number: int) -> str:
+    return f"{number / MIB:.1f}"

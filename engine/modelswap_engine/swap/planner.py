@@ -1,0 +1,80 @@
+"""Collecting what a plan is decided on: the target's manifest and side files, the engine's groups and memory."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from modelswap_engine.protocol.errors import NotReady
+from modelswap_engine.protocol.messages import PlanRequest, VersionRef
+from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.plan import Decision, Situation, decide
+from modelswap_engine.swap.versions import Version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """A decision about a target version; ``header_bytes`` is what had to be read to come to it."""
+
+    version: Version
+    decision: Decision
+    header_bytes: int
+
+
+@asynccontextmanager
+async def assess(
+    core: Core, request: PlanRequest, *, unless: asyncio.Future[None] | None = None
+) -> AsyncIterator[Assessment]:
+    """Decide about a request; the target's side files stay in place while the context lasts.
+
+    Raises:
+        NotReady: nothing is live that a target could be compared with.
+        ModelswapError: of the source.
+    """
+    if core.live is None:
+        raise NotReady("no version is live in this engine yet, so there is nothing to compare with", advice="try later")
+    known = _known(core, request.target)
+    resolved = known.resolved if known is not None else await core.resolve(request.target.uri, unless=unless)
+    with core.store.pin(resolved.manifest.digest):
+        version = known or await core.bounded(
+            "copying side files",
+            core.store.materialise(resolved, label=request.target.version),
+            core.settings.stage_seconds,
+            unless=unless,
+        )
+        decision = await _decide(core, request, version)
+        yield Assessment(
+            version=version, decision=decision, header_bytes=0 if known is not None else resolved.header_bytes
+        )
+
+
+def _known(core: Core, target: VersionRef) -> Version | None:
+    """Return the live or retained version when it is the pinned one, under its new name; no source is asked."""
+    for held in (core.live, core.previous):
+        if held is not None and held.digest == target.digest:
+            ref = VersionRef(
+                version=target.version or held.ref.version, uri=target.uri or held.ref.uri, digest=held.digest
+            )
+            return Version(ref=ref, resolved=held.resolved, directory=held.directory)
+    return None
+
+
+async def _decide(core: Core, request: PlanRequest, version: Version) -> Decision:
+    live = core.live
+    if live is None:
+        raise NotReady("the live version was lost while the plan was made", advice="try again")
+    capabilities = core.backend.capabilities()
+    return decide(
+        Situation(
+            live=live.ref,
+            live_manifest=live.manifest,
+            target_manifest=version.manifest,
+            groups=core.engine.groups(),
+            side=await core.store.compare(live, version, kind=capabilities.kind),
+            previous=core.previous.digest if core.previous is not None else "",
+            memory=core.memory,
+            capabilities=capabilities,
+            reserve=core.settings.memory_reserve,
+        ),
+        request,
+    )

@@ -1,0 +1,107 @@
+"""The task that keeps the right version live: it loads at start, again after a worker died, and goes on trying.
+
+It never puts anything else in the place of what must be served: where that cannot be loaded, nobody is served.
+"""
+
+from collections.abc import Callable
+
+from modelswap_engine.protocol.errors import ModelswapError, WorkerLost
+from modelswap_engine.protocol.messages import Assignment, VersionRef
+from modelswap_engine.swap import loader, recovery
+from modelswap_engine.swap.clock import within
+from modelswap_engine.swap.core import Core, log
+from modelswap_engine.swap.records import Outcome, Record, Served, Template
+from modelswap_engine.swap.startup import Choice, choose, interrupted
+
+
+class Supervisor:
+    """Keeps a version live.
+
+    Args:
+        core: the shared state.
+        template: what to serve where nothing was ever assigned.
+        assignment: reads the assignment file; asked before each attempt.
+    """
+
+    def __init__(self, core: Core, *, template: VersionRef, assignment: Callable[[], Assignment | None]) -> None:
+        self._core = core
+        self._template = template
+        self._assignment = assignment
+        self._attempts = 0
+
+    async def run(self) -> None:
+        """Watch, until cancelled."""
+        core = self._core
+        shortest, longest = core.settings.retry_seconds
+        delay = shortest
+        while True:
+            lost = core.live is None and not core.quarantined
+            await self._pause(delay if lost else core.settings.poll_seconds)
+            if core.quarantined or core.stopping:
+                continue
+            if core.live is None:
+                delay = shortest if await self.attempt() else min(longest, delay * 2)
+            elif not core.engine.healthy:
+                await self._revive()
+
+    async def attempt(self) -> bool:
+        """Try once to load what must be served; says whether something is live."""
+        core = self._core
+        async with core.mutex:
+            if core.live is not None or core.quarantined:
+                return core.live is not None
+            self._attempts += 1
+            failure = await recovery.guarded(self._load)
+            if failure is not None:
+                log.warning("the version that must be served cannot be loaded: %s", failure.message)
+                core.unpublish("LoadFailed", failure.body())
+                return False
+            core.healthy()
+            core.gate.accept()
+            return True
+
+    async def _load(self) -> None:
+        core = self._core
+        choice = await self._choice()
+        if core.journal.state.template != self._template.uri:
+            await core.record(Template(uri=self._template.uri))
+        version = await loader.reload(
+            core, choice.target, operation_id=f"load-{core.settings.boot_id}-{self._attempts}"
+        )
+        records: list[Record] = [] if choice.adopted is None else [choice.adopted]
+        ended = interrupted(core.journal.state, live=version.digest, at=core.clock.timestamp())
+        if ended is not None:
+            records.insert(0, Outcome(status=ended))
+        try:
+            await core.record(*records, Served(version=version.ref))
+        except ModelswapError as error:
+            log.error("serving %s, but: %s", version.digest, error.message)
+
+    async def _choice(self) -> Choice:
+        core = self._core
+        return choose(
+            journal=core.journal.state,
+            assignment=await core.offload(self._assignment),
+            template=self._template,
+            pod_uid=core.settings.pod_uid,
+        )
+
+    async def _revive(self) -> None:
+        """A worker died: the swap in progress gives up and revives it, or this does."""
+        core = self._core
+        operation = core.operations.current
+        if operation is not None and operation.status.state.reversible:
+            operation.interrupt(WorkerLost("a worker died", advice="it is restarted; try again"))
+        async with core.mutex:
+            if core.live is not None and not core.engine.healthy:
+                await recovery.revive(core, core.live, operation_id=f"revive-{core.settings.boot_id}-{core.restarts}")
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            await within(self._core.clock, seconds, self._poked())
+        except TimeoutError:
+            return
+
+    async def _poked(self) -> None:
+        await self._core.poked.wait()
+        self._core.poked.clear()

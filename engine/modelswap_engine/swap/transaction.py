@@ -1,0 +1,213 @@
+"""One swap from PLANNED to its end (DESIGN.md §3).
+
+The order of the steps is the safety argument: everything that can fail for want of something happens before the gate
+closes; the intent is on the disk before anything changes; nothing is shown to clients before it is proved. Whatever
+fails, :mod:`recovery` brings the old version back, and the gate opens again exactly once.
+"""
+
+from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
+from modelswap_engine.protocol.errors import ModelswapError
+from modelswap_engine.protocol.messages import PlanRequest, SwapRequest, VerifyMode
+from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.swap import loader, recovery
+from modelswap_engine.swap.audit import audit
+from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.engine import Replies
+from modelswap_engine.swap.operations import Operation
+from modelswap_engine.swap.plan import Decision, Nothing, ReadTensors
+from modelswap_engine.swap.planner import assess
+from modelswap_engine.swap.records import Intent
+from modelswap_engine.swap.traffic import Window
+from modelswap_engine.swap.versions import Version
+
+_S = SwapState
+
+
+class Transaction:
+    """The swap of one operation. Run it as a task of its own, with the mutex held.
+
+    Args:
+        core: the shared state.
+        operation: what to report to.
+        request: what is asked for.
+    """
+
+    def __init__(self, core: Core, operation: Operation, request: SwapRequest) -> None:
+        self._core = core
+        self._operation = operation
+        self._request = request
+        self._window = Window(core, operation, request.traffic)
+        self._old: Version | None = None
+        self._new: Version | None = None
+        self._staged = False
+        self._revived = False
+
+    async def run(self) -> None:
+        """Go through the whole transaction; never raises but for cancellation at shutdown."""
+        core, operation = self._core, self._operation
+        self._old = core.live
+        held = core.held()
+        error = await recovery.guarded(self._steps)
+        if error is None:
+            state = _S.SERVING
+        elif operation.status.state.reversible:
+            state = await self._aborted(error)
+        else:
+            state = await self._rolled_back(error)
+        self._leave()
+        await core.forget(*held, *([self._new.digest] if self._new is not None else []))
+        await core.finish(operation, state, error=error.body() if error is not None else None)
+        if state.succeeded and self._staged:
+            core.spawn(audit(core))
+
+    async def _steps(self) -> None:
+        self._operation.check()
+        await (self._cold() if self._old is None else self._forward())
+
+    async def _forward(self) -> None:
+        operation = self._operation
+        request = PlanRequest(target=self._request.target, traffic=self._request.traffic, loading=self._request.loading)
+        async with assess(self._core, request, unless=operation.interrupted) as assessment:
+            decision, self._new = assessment.decision, assessment.version
+            operation.note(
+                plan=decision.plan,
+                header_bytes=assessment.header_bytes,
+                target=self._new.ref,
+            )
+            if decision.refusals:
+                raise decision.refusals[0]
+            if isinstance(decision.work, Nothing):
+                # The wanted bytes are live already; only their name may be new.
+                self._core.publish(self._new, previous=self._core.previous)
+            else:
+                await self._stage(decision, self._new)
+                await self._exchange(decision, self._new)
+
+    async def _stage(self, decision: Decision, new: Version) -> None:
+        core, operation = self._core, self._operation
+        operation.advance(_S.FETCHING)
+        order = self._order(decision, new)
+        self._staged = True
+        retained = core.previous
+        if isinstance(order, StageRetained) or order.drop_previous:
+            core.previous = None  # whatever happens to it now, it is no longer surely there
+        replies = await core.engine.stage(order)
+        if isinstance(order, StageRetained):
+            core.previous = retained
+        operation.advance(_S.STAGED, **_staged(replies))
+        operation.check()
+        for listener in core.listeners:
+            await core.bounded(
+                "preparing the tokenizer",
+                listener.prepare(new.digest, new.directory),
+                core.settings.stage_seconds,
+                unless=operation.interrupted,
+            )
+        if isinstance(order, Stage):
+            await core.bounded("the source", new.resolved.unchanged(), core.settings.resolve_seconds)
+        await core.engine.prepare(operation.id, new.digest)
+        operation.advance(_S.PREPARED)
+        operation.check()
+
+    def _order(self, decision: Decision, new: Version) -> Stage | StageRetained:
+        work, operation_id, directory = decision.work, self._operation.id, str(new.directory)
+        if not isinstance(work, ReadTensors):
+            return StageRetained(operation_id=operation_id, digest=new.digest, directory=directory)
+        return Stage(
+            operation_id=operation_id,
+            digest=new.digest,
+            directory=directory,
+            tensors=tuple(new.resolved.range_of(name) for name in work.names),
+            drop_previous=work.drop_previous,
+            keep_previous=self._request.loading.keep_previous,
+        )
+
+    async def _exchange(self, decision: Decision, new: Version) -> None:
+        """From PREPARED to the open gate."""
+        core, operation, window = self._core, self._operation, self._window
+        await window.leave_endpoints()
+        await core.record(Intent(operation_id=operation.id, source=operation.status.source, target=new.ref))
+        operation.check()
+        operation.advance(_S.PAUSING)
+        policy = await window.shut(continuable=decision.continuable)
+        operation.check()
+        await core.engine.pause(operation.id)
+        operation.check()
+        operation.advance(_S.COMMITTING, stop_latency_seconds=window.seconds, **self._counted(policy))
+        replies = await core.engine.commit(operation.id, policy)
+        operation.advance(_S.COMMITTED, **_committed(replies, policy))
+        await core.engine.verify(operation.id, new.digest, strict=self._request.loading.verify is VerifyMode.STRICT)
+        operation.advance(_S.VERIFIED)
+        core.publish(new, previous=self._old)
+        await core.engine.resume(operation.id)
+        self._leave()
+        await self._tidy()
+
+    async def _tidy(self) -> None:
+        """The new version serves; nothing that fails from here on takes it back."""
+        core, operation = self._core, self._operation
+
+        async def tidy() -> None:
+            if not self._request.loading.keep_previous:
+                core.previous = None
+                await core.engine.release(operation.id, previous=True)
+            await core.refresh_memory()
+
+        if await recovery.guarded(tidy) is not None:
+            core.poked.set()  # the supervisor looks after the engine
+
+    async def _cold(self) -> None:
+        """Nothing is live: load the whole version, without traffic to care for."""
+        core, operation = self._core, self._operation
+        resolved = await loader.find(core, self._request.target, unless=operation.interrupted)
+        operation.advance(_S.FETCHING, header_bytes=resolved.header_bytes)
+        self._staged = True
+        self._new = await loader.load(core, resolved, label=self._request.target.version, operation_id=operation.id)
+        fetched = resolved.manifest.total_bytes
+        operation.advance(_S.STAGED, target=self._new.ref, bytes_fetched=fetched, bytes_staged=fetched)
+        for state in (_S.PREPARED, _S.PAUSING, _S.COMMITTING, _S.COMMITTED, _S.VERIFIED):
+            operation.advance(state)
+        core.healthy()
+        core.gate.accept()
+
+    async def _aborted(self, error: ModelswapError) -> SwapState:
+        core = self._core
+        if self._old is None:
+            if not core.quarantined:
+                core.unpublish("LoadFailed", error.body())
+                core.poked.set()
+            return _S.ABORTED
+        return await recovery.abort(core, self._operation, error, staged=self._staged)
+
+    async def _rolled_back(self, error: ModelswapError) -> SwapState:
+        assert self._old is not None, "a cold load does not commit"  # noqa: S101
+        return await recovery.roll_back(self._core, self._operation, error, self._old)
+
+    def _leave(self) -> None:
+        """Open the gate, once, and be ready again unless something else keeps the engine from it."""
+        core = self._core
+        seconds = self._window.reopen()
+        if seconds:
+            self._operation.note(pause_seconds=seconds)
+        if core.reason == "Draining":
+            core.closing = False
+            core.healthy()
+
+    def _counted(self, policy: RequestPolicy) -> dict[str, int]:
+        return {"drained_requests": self._window.inside} if policy is RequestPolicy.NONE_RUNNING else {}
+
+
+def _staged(replies: Replies) -> dict[str, int]:
+    return {
+        "bytes_fetched": sum(reply.fetched_bytes for reply in replies),
+        "bytes_staged": sum(reply.staged_bytes for reply in replies),
+    }
+
+
+def _committed(replies: Replies, policy: RequestPolicy) -> dict[str, float | int | str]:
+    recomputed = sum(reply.requests for reply in replies) if policy is RequestPolicy.RECOMPUTE else 0
+    return {
+        "commit_window_microseconds": max(reply.commit_microseconds for reply in replies),
+        "commit_method": ",".join(sorted({reply.method for reply in replies})),
+        "recomputed_requests": recomputed,
+    }

@@ -1,0 +1,50 @@
+"""The engine's state as it is published: everything in one message, composed without asking anybody."""
+
+from modelswap_engine.protocol.messages import EngineState, GateState
+from modelswap_engine.swap.core import Core
+
+
+def engine_state(core: Core) -> EngineState:
+    """Return the one view of everything."""
+    accepted = core.journal.state.accepted
+    settings = core.settings
+    reason, message = ("Stopping", "the engine is stopping") if core.stopping else (core.reason, core.message)
+    return EngineState(
+        software=settings.software,
+        pod_uid=settings.pod_uid,
+        boot_id=settings.boot_id,
+        seq=core.seq,
+        ready=core.ready,
+        reason=reason,
+        message=message,
+        quarantined=core.quarantined,
+        served_model_name=settings.served_model_name,
+        owner_uid=accepted.owner_uid if accepted is not None else "",
+        epoch=accepted.epoch if accepted is not None else 0,
+        revision=accepted.revision if accepted is not None else 0,
+        live=core.live_ref(),
+        previous=core.previous.ref if core.previous is not None else None,
+        gate=gate_state(core),
+        operation=core.current_status(),
+        ranks=list(core.backend.ranks()),
+        memory=core.memory,
+        audit=core.audit,
+        assignment_revision=accepted.revision if accepted is not None and accepted.owned else 0,
+        capabilities=core.backend.capabilities(),
+        swaps_completed=core.completed,
+        restarts=core.restarts,
+    )
+
+
+def gate_state(core: Core) -> GateState:
+    """Return how the door stands and who is inside."""
+    lease = core.gate.lease
+    return GateState(
+        open=core.gate.is_open,
+        queued=core.gate.queued,
+        in_flight=core.lock.inside,
+        oldest_in_flight_seconds=core.lock.oldest_seconds,
+        lease_id=lease.id if lease is not None else "",
+        lease_owner=lease.owner if lease is not None else "",
+        lease_seconds_left=max(0.0, lease.deadline - core.clock.monotonic()) if lease is not None else 0.0,
+    )
