@@ -122,8 +122,7 @@ def test_h3_too_many_items_are_refused_before_they_are_built(tmp_path: Path) -> 
 
 
 def test_h13_too_many_tensors(tmp_path: Path) -> None:
-    empty = '":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
-    header = "{" + ",".join(f'"{number}{empty}' for number in range(MAX_TENSORS + 1)) + "}"
+    header = "{" + ",".join(f'"{number}":0' for number in range(MAX_TENSORS + 1)) + "}"
     write_checkpoint(tmp_path)
     (tmp_path / SINGLE).write_bytes(pack(header.encode()))
     with pytest.raises(InvalidCheckpoint, match=str(MAX_TENSORS)):
