@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.support.checkpoints import INDEX, SINGLE, TENSORS, safetensors, write_checkpoint, write_index
+
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceNotFound, UnsupportedFormat
-
-from tests.support.checkpoints import INDEX, SINGLE, TENSORS, safetensors, write_checkpoint, write_index
 
 SHARD = "model-00001-of-00002.safetensors"
 OTHER = "model-00002-of-00002.safetensors"
@@ -37,7 +37,9 @@ def test_index_naming_a_missing_shard(sharded: Path) -> None:
     assert OTHER in refused(sharded, "is not there").message
 
 
-@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "", "a\\b.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", "", "a\\b.safetensors"]
+)
 def test_index_naming_a_file_outside_the_folder(name: str, sharded: Path) -> None:
     (sharded.parent / "x.safetensors").write_bytes(safetensors(TENSORS))
     write_index(sharded, weight_map(sharded) | {"a.weight": name})

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.checkpoints import SINGLE, pack, safetensors, write_checkpoint
+
 from modelswap_engine.checkpoint import strict_json
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.header import MAX_HEADER_BYTES, MAX_TENSORS
 from modelswap_engine.protocol.errors import InvalidCheckpoint, UnsupportedFormat
-
-from tests.support.checkpoints import SINGLE, pack, safetensors, write_checkpoint
 
 
 def entry(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4), **more: Any) -> dict[str, Any]:
@@ -23,6 +23,12 @@ def without(key: str) -> dict[str, Any]:
 
 
 DEEP = b'{"t":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+
+TWO_TENSORS = (
+    b'{"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"t":{"dtype":"I8","shape":[4],"data_offsets":[0,4]}}'
+)
+TWO_DTYPES = b'{"t":{"dtype":"U8","dtype":"I8","shape":[4],"data_offsets":[0,4]}}'
+WRAPS = entry(shape=[2**32, 2**32 + 1], offsets=[0, 2**32])
 
 ATTACKS: dict[str, tuple[bytes, str]] = {
     "H1 empty file": (b"", "too few"),
@@ -40,12 +46,9 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "H3 NaN": (pack(b'{"t": NaN}'), "NaN"),
     "H3 number of 10000 digits": (pack(b'{"t": ' + b"9" * 10_000 + b"}"), "not valid JSON"),
     "H3 deep nesting": (pack(DEEP), "nested too deeply"),
-    "H4 duplicate tensor": (
-        pack(b'{"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"t":{"dtype":"I8","shape":[4],"data_offsets":[0,4]}}', bytes(4)),
-        "duplicate key 't'",
-    ),
+    "H4 duplicate tensor": (pack(TWO_TENSORS, bytes(4)), "duplicate key 't'"),
     "H4 duplicate by escape": (pack(b'{"t":1,"\\u0074":1}'), "duplicate key 't'"),
-    "H4 duplicate field": (pack(b'{"t":{"dtype":"U8","dtype":"I8","shape":[4],"data_offsets":[0,4]}}', bytes(4)), "duplicate key 'dtype'"),
+    "H4 duplicate field": (pack(TWO_DTYPES, bytes(4)), "duplicate key 'dtype'"),
     "H5 metadata not a map": (pack({"__metadata__": ["a"]}), "__metadata__"),
     "H5 metadata null": (pack({"__metadata__": None}), "__metadata__"),
     "H5 metadata with a number": (pack({"__metadata__": {"a": 1}}), "__metadata__"),
@@ -71,7 +74,7 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "H8 dtype in lower case": (pack({"t": entry(dtype="u8")}, bytes(4)), "unknown dtype"),
     "H8 negative dimension": (pack({"t": entry(shape=[-2, -2])}, bytes(4)), "dimension outside"),
     "H8 absurd dimension": (pack({"t": entry(shape=[2**60])}, bytes(4)), "dimension outside"),
-    "H8 product wraps 64 bits": (pack({"t": entry(shape=[2**32, 2**32 + 1], offsets=[0, 2**32])}, bytes(4)), "2^50 bytes"),
+    "H8 product wraps 64 bits": (pack({"t": WRAPS}, bytes(4)), "2^50 bytes"),
     "H8 too many dimensions": (pack({"t": entry(shape=[1] * 33, offsets=[0, 1])}, bytes(1)), "33 dimensions"),
     "H8 half a byte": (pack({"t": entry(dtype="F4", shape=[3], offsets=[0, 1])}, bytes(1)), "whole bytes"),
     "H9 negative begin": (pack({"t": entry(offsets=[-4, 0])}, bytes(4)), "out of order"),

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from modelswap_engine.checkpoint.groups import close_over_groups, touched_groups
 
 NAMES = st.sets(st.sampled_from("abcdefghij"))

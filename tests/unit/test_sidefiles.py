@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from modelswap_engine.checkpoint.canonical import SIDE_FILES, VOLATILE_KEYS, architecture_of, side_file
 from modelswap_engine.checkpoint.sidefiles import compare_side_files, refusals
 from modelswap_engine.checkpoint.siderules import EMBEDDED, Verdict
@@ -66,7 +67,9 @@ def test_volatile_keys_are_dropped_inside_nested_configurations_but_not_inside_a
 def test_numbers_that_json_readers_disagree_on_keep_their_meaning() -> None:
     assert canonical("config.json", b'{"n": 9007199254740993}') != canonical("config.json", b'{"n": 9007199254740992}')
     assert canonical("config.json", b'{"n": true}') != canonical("config.json", b'{"n": 1}')
-    assert canonical("config.json", b'{"limit": [0.0, Infinity]}') == canonical("config.json", b'{"limit":[0,Infinity]}')
+    assert canonical("config.json", b'{"limit": [0.0, Infinity]}') == canonical(
+        "config.json", b'{"limit":[0,Infinity]}'
+    )
 
 
 def test_files_that_are_not_json_count_by_their_bytes() -> None:
@@ -141,7 +144,9 @@ def test_nested_keys_are_named_by_their_path() -> None:
     assert "cold restart" in error.advice
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "architectures", "num_hidden_layers", "vocab_size", "quantization_config"])
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "architectures", "num_hidden_layers", "vocab_size", "quantization_config"]
+)
 def test_another_model_is_incompatible(key: str) -> None:
     changes = compare_side_files({"config.json": text({key: 1})}, {"config.json": text({key: 2})})
     (error,) = refusals(changes, continues_requests=False)
@@ -160,7 +165,8 @@ def test_a_file_that_appears_or_disappears_is_a_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "key"), [("config.json", "eos_token_id"), ("generation_config.json", "eos_token_id"), ("tokenizer_config.json", "x")]
+    ("file", "key"),
+    [("config.json", "eos_token_id"), ("generation_config.json", "eos_token_id"), ("tokenizer_config.json", "x")],
 )
 def test_tokenizer_template_and_eos_stop_modes_that_continue_requests(file: str, key: str) -> None:
     changes = compare_side_files({file: text({key: 1})}, {file: text({key: 2})})

@@ -103,9 +103,9 @@ def _table(old: Manifest, new: Manifest, found: Diff, report: Report) -> None:
     for name in found.side_changed:
         table.add_row("side file", Text(name), "", "", "")
     out(table)
-    differ = sum(1 for _ in _rows(found))
-    out(Text(f"{differ} of {len(new.tensors)} tensors differ; {size(report.changed_bytes)} of "
-             f"{size(report.total_bytes)} would travel"))  # fmt: skip
+    count = len(tuple(_rows(found)))
+    travel = f"{size(report.changed_bytes)} of {size(report.total_bytes)} would travel"
+    out(Text(f"{count} tensors differ (A has {len(old.tensors)}, B has {len(new.tensors)}); {travel}"))
 
 
 def _rows(found: Diff) -> "Iterator[tuple[str, str]]":
