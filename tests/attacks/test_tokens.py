@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
+from tests.support.tokens import ISSUER, NOW, POD_UID, SUBJECT, Signer, claims, forged, key_set
 
 from modelswap_engine.http.kubernetes_auth import Expected, KeySet, KubernetesAuthenticator, issuer_of
 from modelswap_engine.protocol.errors import Forbidden, Unauthenticated, Unavailable
-from tests.support.tokens import ISSUER, NOW, POD_UID, SUBJECT, Signer, claims, forged, key_set
 
 RSA = Signer("rsa-1")
 EC = Signer("ec-1", "ES256")
@@ -144,7 +144,10 @@ async def test_without_any_keys_nobody_gets_in_and_the_caller_may_retry() -> Non
     await authenticator.authenticate(RSA.sign(claims()))
 
 
-@pytest.mark.parametrize("document", [b"", b"[]", b'{"keys": 1}', b"\xff", b'{"keys": [1, {"kid": 1}, {"kty": "oct"}]}'])
+BROKEN_KEY_SETS = [b"", b"[]", b'{"keys": 1}', b"\xff", b'{"keys": [1, {"kid": 1}, {"kty": "oct"}]}', b"[" * 100_000]
+
+
+@pytest.mark.parametrize("document", BROKEN_KEY_SETS, ids=lambda document: repr(document[:12]))
 async def test_a_broken_key_set_lets_nobody_in(document: bytes) -> None:
     cluster = Cluster()
     cluster.document = document

@@ -1,5 +1,6 @@
 """``modelswap state|plan|swap|rollback|cancel|check|pause|resume``: what a person does to a running engine."""
 
+import contextlib
 import hashlib
 import secrets
 from enum import StrEnum
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from modelswap_engine.protocol.errors import NotFound
+from modelswap_engine.protocol.errors import NotFound, StateMoved
 from modelswap_engine.protocol.messages import (
     CancelRequest,
     CheckRequest,
@@ -62,6 +63,7 @@ Verify: TypeAlias = Annotated[VerifyMode, typer.Option(help="Strict hashes the l
 Wait: TypeAlias = Annotated[bool, typer.Option(help="Follow until the operation ends.")]
 
 _URL = "http://127.0.0.1:8001"
+ATTEMPTS = 5
 
 
 def register(app: typer.Typer) -> None:
@@ -117,17 +119,18 @@ def swap(
     output: Format = Output.TEXT,
 ) -> None:
     """Make the engine serve another version."""
-    client = _client(url, token_file)
     target = VersionRef(version=version, uri=_uri(source), digest=digest)
-    fence, etag = _fence(client.get("/state", EngineState))
-    request = SwapRequest(
-        operation_id=_operation_id(f"{target.uri} {version} {digest} {fence.revision}"),
-        fence=fence,
-        target=target,
-        traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
-        loading=Loading(mode=loading, verify=verify, keep_previous=keep_previous),
-    )
-    _finish(client, client.post("/swaps", request, SwapStatus, if_match=etag), wait=wait, output=output)
+
+    def decide(fence: Fence) -> SwapRequest:
+        return SwapRequest(
+            operation_id=_operation_id(f"{target.uri} {version} {digest} {fence.revision}"),
+            fence=fence,
+            target=target,
+            traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
+            loading=Loading(mode=loading, verify=verify, keep_previous=keep_previous),
+        )
+
+    _operate(_client(url, token_file), "/swaps", decide, wait=wait, output=output)
 
 
 def rollback(
@@ -140,14 +143,15 @@ def rollback(
     output: Format = Output.TEXT,
 ) -> None:
     """Put the retained previous version back."""
-    client = _client(url, token_file)
-    fence, etag = _fence(client.get("/state", EngineState))
-    request = RollbackRequest(
-        operation_id=_operation_id(f"rollback {fence.revision}"),
-        fence=fence,
-        traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
-    )
-    _finish(client, client.post("/rollback", request, SwapStatus, if_match=etag), wait=wait, output=output)
+
+    def decide(fence: Fence) -> RollbackRequest:
+        return RollbackRequest(
+            operation_id=_operation_id(f"rollback {fence.revision}"),
+            fence=fence,
+            traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
+        )
+
+    _operate(_client(url, token_file), "/rollback", decide, wait=wait, output=output)
 
 
 def cancel(
@@ -224,6 +228,17 @@ def _uri(source: str) -> str:
     return source if ":" in source.split("/", 1)[0] else Path(source).resolve().as_uri()
 
 
+def _accepted(
+    client: "ControlClient", path: str, decide: "Callable[[Fence], SwapRequest | RollbackRequest]"
+) -> SwapStatus:
+    """Decide on the state as it is, and again when it moved meanwhile (an audit ended, a lease ran out)."""
+    for _ in range(ATTEMPTS):
+        fence, etag = _fence(client.get("/state", EngineState))
+        with contextlib.suppress(StateMoved):
+            return client.post(path, decide(fence), SwapStatus, if_match=etag)
+    raise StateMoved("the engine's state keeps moving", advice="look at `modelswap state` and try again")
+
+
 def _fence(state: EngineState) -> tuple[Fence, str]:
     """Return the next decision after the state, and the state it is made on."""
     fence = Fence(pod_uid=state.pod_uid, owner_uid="cli", epoch=state.epoch, revision=state.revision + 1)
@@ -246,11 +261,19 @@ def _show(message: object, output: Output, text: "Callable[[Any], RenderableType
     out(text(message))
 
 
-def _finish(client: "ControlClient", status: SwapStatus, *, wait: bool, output: Output) -> None:
-    """Follow an accepted operation to its end; exit code 1 unless it succeeded."""
+def _operate(
+    client: "ControlClient",
+    path: str,
+    decide: "Callable[[Fence], SwapRequest | RollbackRequest]",
+    *,
+    wait: bool,
+    output: Output,
+) -> None:
+    """Start an operation and follow it to its end; exit code 1 unless it succeeded."""
     from modelswap_engine.cli import render
     from modelswap_engine.cli.follow import follow
 
+    status = _accepted(client, path, decide)
     if wait:
         status = follow(client, status, quiet=output is Output.JSON)
     _show(status, output, render.outcome)

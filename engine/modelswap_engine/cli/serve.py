@@ -1,8 +1,7 @@
 """The engine process: wires backend, sources, coordinator and the two ports, and ends in good order.
 
 Both ports are bound before the model is loaded, so that a wrong port is an error at once and probes get answers
-while it loads. SIGTERM: not ready → go on taking requests for a moment, until clients have moved away → drain →
-exit. A second signal ends at once.
+while it loads. SIGTERM: not ready → clients move away → drain → exit; a second signal ends at once.
 """
 
 import asyncio
@@ -11,15 +10,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
 from aiohttp import web
 
 from modelswap_engine import __version__
-from modelswap_engine.backends.embedded.backend import EmbeddedBackend, EmbeddedSettings
+from modelswap_engine.backends.embedded.backend import EmbeddedBackend
+from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.cli.logs import configure
 from modelswap_engine.cli.serving import Auth, Logs
 from modelswap_engine.http.app import control_app, data_app
@@ -29,7 +30,7 @@ from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataSettings
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.protocol.codec import decode
-from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError
+from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError, NotReady
 from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, VersionRef
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
@@ -38,6 +39,8 @@ from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.settings import SwapSettings
+
+PROBE_SECONDS = 15.0
 
 _log = structlog.get_logger("modelswap.serve")
 
@@ -65,7 +68,7 @@ class ServeSettings:
     page_size: int
     max_queue: int
     drain_seconds: float
-    grace_seconds: float
+    propagation_seconds: float
     logs: Logs
 
 
@@ -76,7 +79,13 @@ def run(settings: ServeSettings) -> None:
         ModelswapError: it could not start.
     """
     configure(json=settings.logs is Logs.JSON or (settings.logs is Logs.AUTO and not sys.stderr.isatty()))
-    asyncio.run(_serve(settings))
+    try:
+        asyncio.run(_serve(settings))
+    except ModelswapError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the boundary: a person gets one line, the log the rest
+        _log.error("unexpected error", exc_info=error)
+        raise Internal(f"the engine ended by a defect: {type(error).__name__}", advice="report the log above") from None
 
 
 async def _serve(settings: ServeSettings) -> None:
@@ -109,9 +118,9 @@ async def _serve(settings: ServeSettings) -> None:
         _log.info("listening", host=settings.host, port=settings.port, control_port=settings.control_port)
         template = VersionRef(version=settings.version or model.name, uri=model.as_uri())
         try:
-            if await _unless_stopped(stopping, coordinator, template, await _assignment(settings.assignment_dir)):
+            if await _unless_stopped(stopping, _start(coordinator, template, settings)):
                 await stopping.wait()
-                await _leave(coordinator, settings)
+                await _drain(coordinator, settings)
         finally:
             await coordinator.stop()
 
@@ -138,6 +147,9 @@ def _coordinator(
             pod_uid=settings.pod_uid,
             served_model_name=served_name,
             software=f"modelswap {__version__}",
+            # Outside a cluster nobody probes and nothing routes, so there is nothing to wait for.
+            propagation_seconds=settings.propagation_seconds if settings.pod_uid else 0.0,
+            probe_seconds=PROBE_SECONDS if settings.pod_uid else 0.0,
         ),
         listeners=[resources],
     )
@@ -157,18 +169,31 @@ async def _authenticator(settings: ServeSettings) -> Authenticator:
     return tokens
 
 
-async def _assignment(directory: Path | None) -> Assignment | None:
+def _assignment(directory: Path | None) -> Assignment | None:
     """Read the mounted assignment; an optional mount that is empty means that nothing was assigned yet."""
     if directory is None:
         return None
     path = directory / ASSIGNMENT_KEY
     try:
-        data = await asyncio.to_thread(path.read_bytes)
+        return decode(path.read_bytes(), Assignment)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise BadRequest(f"assignment {path}: {error.strerror}", advice="check the volume mount") from None
-    return decode(data, Assignment)
+
+
+async def _start(coordinator: Coordinator, template: VersionRef, settings: ServeSettings) -> None:
+    """Load what must be served.
+
+    In a pod a failure is retried for ever: the state tells the operator why. A person at a terminal gets the error.
+    """
+    reread = partial(_assignment, settings.assignment_dir)
+    await coordinator.start(template, await asyncio.to_thread(reread), reread=reread)
+    state = coordinator.state()
+    if state.live is None and not settings.pod_uid:
+        raise NotReady(f"nothing could be served: {state.message}", advice="see the reason above and start again")
+    if state.live is not None:
+        _log.info("serving", model=state.served_model_name, version=state.live.version, digest=state.live.digest)
 
 
 @contextlib.asynccontextmanager
@@ -205,38 +230,22 @@ def _signals() -> asyncio.Event:
     return stopping
 
 
-async def _unless_stopped(
-    stopping: asyncio.Event, coordinator: Coordinator, template: VersionRef, assignment: Assignment | None
-) -> bool:
-    """Start the engine; False when a signal came first."""
-    starting = asyncio.ensure_future(coordinator.start(template, assignment))
-    signalled = asyncio.ensure_future(stopping.wait())
+async def _unless_stopped(stopping: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Do the work; False when a signal came first."""
+    starting, signalled = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            _log.info("stopped while starting")
-            return False
-        await _started(starting)
-        return True
+        if starting.done():
+            starting.result()
+        return starting.done()
     finally:
-        signalled.cancel()
-        starting.cancel()
+        for task in (starting, signalled):
+            task.cancel()
         await asyncio.gather(starting, signalled, return_exceptions=True)
 
 
-async def _started(starting: asyncio.Future[None]) -> None:
-    try:
-        await starting
-    except ModelswapError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the boundary: a person gets one line, the log the rest
-        _log.error("start failed", exc_info=error)
-        raise Internal(f"the engine did not start: {error}", advice="see the log above") from None
-
-
-async def _leave(coordinator: Coordinator, settings: ServeSettings) -> None:
-    """Let go of the traffic: first new requests move away, then those in flight finish."""
+async def _drain(coordinator: Coordinator, settings: ServeSettings) -> None:
     began = time.monotonic()
-    _log.info("stopping", drain_seconds=settings.drain_seconds)
+    _log.info("stopping: not ready, waiting for requests in flight", at_most_seconds=settings.drain_seconds)
     await coordinator.drain(settings.drain_seconds)
     _log.info("drained", seconds=round(time.monotonic() - began, 3))

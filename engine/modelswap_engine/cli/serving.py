@@ -54,9 +54,9 @@ def serve(
     page_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait at the closed gate.")] = 1024,
     drain_seconds: Annotated[float, typer.Option(min=0, help="SIGTERM: wait so long for requests in flight.")] = 60.0,
-    grace_seconds: Annotated[
-        float, typer.Option(min=0, help="SIGTERM: so long keep taking requests while clients move away.")
-    ] = 3.0,
+    propagation_seconds: Annotated[
+        float, typer.Option(min=0, help="In a pod: from not ready until no endpoint routes here any more.")
+    ] = 2.0,
     logs: Annotated[Logs, typer.Option(help="Form of the log.")] = Logs.AUTO,
 ) -> None:
     """Serve a model: OpenAI API on the data port, weight swaps through the control port."""

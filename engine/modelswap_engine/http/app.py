@@ -61,7 +61,7 @@ def data_app(
 
     async def close_when_leaving(_: web.Request, response: web.StreamResponse) -> None:
         # A pod on its way out tells keep-alive clients to connect again, which finds them another pod.
-        if not coordinator.ready():
+        if coordinator.closing:
             response.force_close()
 
     app.on_response_prepare.append(close_when_leaving)

@@ -44,7 +44,7 @@ class Health:
     async def metrics(self, request: web.Request) -> web.Response:
         """Show the metrics, as OpenMetrics to those who ask for it."""
         if "application/openmetrics-text" in request.headers.get("Accept", ""):
-            body, kind = openmetrics.generate_latest(self._metrics.registry), openmetrics.CONTENT_TYPE_LATEST
+            body, kind = openmetrics.generate_latest(self._metrics.registry), openmetrics.CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
         else:
             body, kind = exposition.generate_latest(self._metrics.registry), exposition.CONTENT_TYPE_LATEST
         return web.Response(body=body, headers={"Content-Type": kind})

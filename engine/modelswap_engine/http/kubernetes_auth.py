@@ -89,7 +89,10 @@ def parse_keys(document: bytes) -> dict[str, jwt.PyJWK]:
     Raises:
         ValueError: not a JWKS.
     """
-    data = json.loads(document)
+    try:
+        data = json.loads(document)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(data, dict) or not isinstance(data.get("keys"), list):
         raise ValueError("not a JSON Web Key Set")
     keys: dict[str, jwt.PyJWK] = {}

@@ -25,9 +25,9 @@ def completion(**fields: Any) -> requests.CompletionRequest:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2), ("echo", True), ("best_of", 2), ("logprobs", True), ("logprobs", 5), ("top_logprobs", 3), ("suffix", "x"),
-        ("tools", [{}]), ("logit_bias", {"1": 5}), ("presence_penalty", 0.5), ("response_format", {"type": "json_object"}),
-        ("modalities", ["audio"]), ("audio", {}), ("n", "1"), ("n", 0),
+        ("n", 2), ("echo", True), ("best_of", 2), ("logprobs", True), ("logprobs", 5), ("top_logprobs", 3),
+        ("suffix", "x"), ("tools", [{}]), ("logit_bias", {"1": 5}), ("presence_penalty", 0.5), ("n", "1"), ("n", 0),
+        ("response_format", {"type": "json_object"}), ("modalities", ["audio"]), ("audio", {}),
     ],
 )  # fmt: skip
 def test_what_is_not_done_is_refused_by_name(name: str, value: object) -> None:
@@ -47,9 +47,7 @@ def test_not_an_object(raw: bytes) -> None:
         requests.refuse_unsupported(raw)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "wanted"), [("a", "a"), ("", ""), (["a"], "a"), ([1, 2], (1, 2)), ([[3]], (3,))]
-)
+@pytest.mark.parametrize(("prompt", "wanted"), [("a", "a"), ("", ""), (["a"], "a"), ([1, 2], (1, 2)), ([[3]], (3,))])
 def test_prompts(prompt: object, wanted: object) -> None:
     assert requests.prompt_of(completion(prompt=prompt)) == wanted
 
@@ -79,7 +77,8 @@ def test_bad_stop_strings(stop: object) -> None:
 
 
 def test_template_options_may_not_replace_ours() -> None:
-    assert requests.template_options(chat(chat_template_kwargs={"enable_thinking": False})) == {"enable_thinking": False}
+    options = {"enable_thinking": False}
+    assert requests.template_options(chat(chat_template_kwargs=options)) == options
     with pytest.raises(InvalidValue, match="messages"):
         requests.template_options(chat(chat_template_kwargs={"messages": []}))
 
@@ -103,7 +102,8 @@ def test_the_request_beats_the_version_beats_the_api() -> None:
     assert sampling_of(completion(temperature=0), Defaults(temperature=0.6)).temperature == 0.0
 
 
-def limit(request: requests.CompletionRequest | requests.ChatRequest, prompt: int, defaults: Defaults = Defaults()) -> int:
+def limit(request: requests.CompletionRequest | requests.ChatRequest, prompt: int, usual: int | None = None) -> int:
+    defaults = Defaults(max_new_tokens=usual)
     return max_new_tokens(request, prompt_tokens=prompt, context=100, defaults=defaults)
 
 
@@ -111,7 +111,7 @@ def test_token_limits() -> None:
     assert limit(completion(), 10) == 16
     assert limit(completion(), 95) == 5
     assert limit(chat(), 10) == 90
-    assert limit(chat(), 10, Defaults(max_new_tokens=7)) == 7
+    assert limit(chat(), 10, 7) == 7
     assert limit(chat(max_tokens=5), 10) == 5
     assert limit(chat(max_tokens=5, max_completion_tokens=6), 10) == 6
     assert limit(completion(max_tokens=90), 10) == 90

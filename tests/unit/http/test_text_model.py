@@ -39,13 +39,16 @@ def test_what_is_read(tmp_path: Path) -> None:
         write_side_files(
             tmp_path,
             config={"max_position_embeddings": 77, "eos_token_id": 9},
-            generation_config={"eos_token_id": [0, 5], "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.9},
-            tokenizer_config={"eos_token": {"content": "<|end|>"}, "chat_template": "{{ messages[0].content }}{{ eos_token }}"},
+            generation_config={"eos_token_id": [0, 5], "do_sample": True, "temperature": 0.6, "top_k": 20},
+            tokenizer_config={
+                "eos_token": {"content": "<|end|>"},
+                "chat_template": "{{ messages[0].content }}{{ eos_token }}",
+            },
         )
     )
     assert text.context_length == 77
     assert text.eos == (0, 5)
-    assert (text.defaults.temperature, text.defaults.top_k, text.defaults.top_p) == (0.6, 20, 0.9)
+    assert (text.defaults.temperature, text.defaults.top_k, text.defaults.top_p) == (0.6, 20, None)
     assert text.decode(text.encode("Grüße 🙂")) == "Grüße 🙂"
     assert text.encode_chat(USER) == (*text.encode("hi"), 0)
 
@@ -115,8 +118,9 @@ def test_hostile_templates_cost_one_bad_request(source: str) -> None:
 def test_templates_as_they_are_written_for_transformers_work() -> None:
     source = (
         "{%- for m in messages %}\n    {%- if loop.first %}{{ bos_token }}{% endif -%}\n"
-        "{% generation %}{{ m.role }}:{{ m['content'] | trim }}{% endgeneration %}\n{%- if loop.index > 5 %}{% break %}{% endif %}"
-        "{%- endfor %}{{ {'a': '<é>'} | tojson }}{{ strftime_now('%Y') | length }}{% if add_generation_prompt %}>{% endif %}"
+        "{% generation %}{{ m.role }}:{{ m['content'] | trim }}{% endgeneration %}\n"
+        "{%- if loop.index > 5 %}{% break %}{% endif %}{%- endfor %}"
+        "{{ {'a': '<é>'} | tojson }}{{ strftime_now('%Y') | length }}{% if add_generation_prompt %}>{% endif %}"
     )
     out = ChatTemplate(source, special_tokens={"bos_token": "<s>"}).render([{"role": "user", "content": " x "}])
     assert out == '<s>user:x{"a": "<é>"}4>'

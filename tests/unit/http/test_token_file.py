@@ -52,7 +52,7 @@ async def test_a_useless_file_is_an_error_at_start_naming_it(tmp_path: Path, con
     path = tmp_path / "tokens"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BadRequest, match="token file .*tokens"):
+    with pytest.raises(BadRequest, match=r"token file .*tokens"):
         await TokenFileAuthenticator(path).load()
 
 

@@ -20,7 +20,7 @@ from modelswap_engine.http.openai import bodies
 from modelswap_engine.http.openai.answer import Answer, Piece
 from modelswap_engine.http.sse import EventStream
 from modelswap_engine.protocol.codec import encode
-from modelswap_engine.protocol.errors import ErrorEnvelope, ModelswapError
+from modelswap_engine.protocol.errors import ErrorEnvelope, ModelswapError, WorkerLost
 
 VERSION_HEADER = "x-modelswap-version"
 DIGEST_HEADER = "x-modelswap-digest"
@@ -29,9 +29,10 @@ DIGEST_HEADER = "x-modelswap-digest"
 class Outcome:
     """Counts one request exactly once, whatever becomes of it; used as a context around all of it."""
 
-    def __init__(self, metrics: Metrics, *, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: Metrics, *, clock: Callable[[], float], on_lost: Callable[[], None]) -> None:
         self._metrics = metrics
         self._clock = clock
+        self._on_lost = on_lost
         self._started = clock()
         self._result = "ok"
         self.version = ""
@@ -43,7 +44,7 @@ class Outcome:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._metrics.requests_in_flight.dec()
         if isinstance(error, ModelswapError):
-            self._result = "rejected" if error.status < 500 else "failed"
+            self.failed(error)
         elif isinstance(error, asyncio.CancelledError | ConnectionResetError):
             self._result = "disconnected"
         elif error is not None:
@@ -54,9 +55,11 @@ class Outcome:
         """Record the time to the first token."""
         self._metrics.time_to_first_token.observe(self._clock() - self._started)
 
-    def failed(self) -> None:
-        """Count the request as failed although its HTTP status is 200."""
-        self._result = "failed"
+    def failed(self, error: ModelswapError) -> None:
+        """Count the request as one that got an error, be it as a status or within a stream."""
+        self._result = "rejected" if error.status < 500 else "failed"
+        if isinstance(error, WorkerLost):
+            self._on_lost()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +106,14 @@ class Exchange:
             try:
                 await self._send(stream, first, pieces)
             except ModelswapError as error:
-                self.outcome.failed()
+                self.outcome.failed(error)
                 await stream.data(encode(ErrorEnvelope(error=body_of(error))))
             except ConnectionResetError:
                 raise
             except Exception as error:  # noqa: BLE001 - headers are out, so the error has to travel in the stream
-                self.outcome.failed()
-                await stream.data(encode(internal(error, where=request.path).envelope()))
+                defect = internal(error, where=request.path)
+                self.outcome.failed(defect)
+                await stream.data(encode(defect.envelope()))
             await stream.data(b"[DONE]")
             await stream.close()
             return stream.response

@@ -107,7 +107,7 @@ class DataPort:
         stops = requests.stop_strings(ask)
         encode_prompt = _encoder(ask)
         required = request.headers.get(REQUIRE_HEADER)
-        with Outcome(self._metrics, clock=self._clock) as outcome:
+        with Outcome(self._metrics, clock=self._clock, on_lost=self._coordinator.worker_lost) as outcome:
             async with self._coordinator.admission(require_version=required) as admission:
                 live = admission.live
                 outcome.version = live.version

@@ -1,0 +1,177 @@
+"""The whole engine process as users start it: `modelswap serve` on free ports, watched, asked and ended by pid.
+
+Refuses to know what is inside; everything goes through the two ports and the command line.
+"""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelswap_engine.cli.client import ControlClient
+from modelswap_engine.protocol.messages import EngineState
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--kv-blocks", "256", "--page-size", "16", "--max-batch-tokens", "256")
+POLL_SECONDS = 0.05
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment in which our packages are found and torch keeps to one thread."""
+    path = os.pathsep.join([str(ROOT / "engine"), str(ROOT / "operator")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
+
+
+@dataclass
+class Finished:
+    """What a command of the command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Served:
+    """One engine process; may be killed and started again with the same state directory and ports."""
+
+    def __init__(self, folder: Path, model: Path, *, options: Sequence[str] = (), roots: Sequence[Path] = ()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port, self.control_port = free_port(), free_port()
+        self.token_file = folder / "token"
+        if not self.token_file.exists():
+            self.token_file.write_text(secrets.token_urlsafe(24) + "\n")
+        self.log = folder / "serve.log"
+        self._options = [
+            *("--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
+            *("--port", str(self.port), "--control-port", str(self.control_port)),
+            *("--state-dir", str(folder / "state"), "--token-file", str(self.token_file)),
+            *SMALL,
+            *(item for root in roots for item in ("--allow-root", str(root))),
+            *options,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The data port as OpenAI clients want it."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def control_url(self) -> str:
+        """The control port."""
+        return f"http://127.0.0.1:{self.control_port}"
+
+    @property
+    def control(self) -> ControlClient:
+        """A client of the control port with the token."""
+        return ControlClient(self.control_url, token=self.token_file.read_text().strip())
+
+    @property
+    def pid(self) -> int:
+        """The process id of the front."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, *, fault: str = "") -> "Served":
+        """Start the process; :meth:`wait_ready` says when it serves."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "modelswap_engine", "serve", *self._options],
+                env=environment(**({"MODELSWAP_FAULT": fault} if fault else {})),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    def wait_ready(self, *, seconds: float = 240.0) -> "Served":
+        """Return when `/readyz` says so; what ended the process instead is in the error."""
+        deadline = time.monotonic() + seconds
+        while not self.ready():
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise AssertionError(f"serve ended with {self._process.returncode}:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not ready after {seconds:.0f} s:\n{self.tail()}")
+            time.sleep(POLL_SECONDS)
+        return self
+
+    def ready(self) -> bool:
+        """Ask `/readyz` once."""
+        return self.probe("/readyz") == 200
+
+    def probe(self, path: str) -> int:
+        """Return the status of an open route, 0 when nobody answers."""
+        try:
+            with urllib.request.urlopen(self.control_url + path, timeout=10) as response:
+                status: int = response.status
+                return status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def state(self) -> EngineState:
+        """Read the state."""
+        return self.control.get("/state", EngineState)
+
+    def worker_pid(self) -> int:
+        """Return the process id of the first rank."""
+        return self.state().ranks[0].pid
+
+    def command(self, *arguments: str, seconds: float = 300.0) -> Finished:
+        """Run a command of the command line against this process."""
+        done = subprocess.run(
+            [sys.executable, "-m", "modelswap_engine", *arguments],
+            env=environment(MODELSWAP_URL=self.control_url, MODELSWAP_TOKEN_FILE=str(self.token_file), COLUMNS="200"),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, *, seconds: float = 60.0) -> int:
+        """Return its exit status once it has ended."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    def kill(self) -> None:
+        """End the front without asking."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it, whatever state it is in."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def tail(self, *, lines: int = 40) -> str:
+        """Return the end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
