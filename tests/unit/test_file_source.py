@@ -1,6 +1,7 @@
 """``file:`` URIs through the public seam: containment, shipped and computed manifests, the cache, later changes."""
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -13,7 +14,6 @@ from tests.support.checkpoints import CONFIG, SINGLE, TENSORS, safetensors, writ
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
-from modelswap_engine.checkpoint.layout import read_side_files
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.protocol.errors import (
     InvalidCheckpoint,
@@ -367,13 +367,26 @@ async def test_copied_side_files_are_complete_read_only_and_verified(root: Path,
     resolved = await FileSource(roots=[root], cache=None).resolve(folder.as_uri())
     target = tmp_path / "versions" / "abc"
     await resolved.copy_side_files(target)
-    assert read_side_files(target) == {name: (folder / name).read_bytes() for name in ("config.json", "merges.txt")}
     assert {entry.name for entry in target.iterdir()} == {"config.json", "merges.txt"}
+    assert all(entry.read_bytes() == (folder / entry.name).read_bytes() for entry in target.iterdir())
     assert all(entry.stat().st_mode & 0o222 == 0 for entry in target.iterdir())
     assert [entry.name for entry in target.parent.iterdir()] == ["abc"]
     inode = target.stat().st_ino
     await resolved.copy_side_files(target)
     assert target.stat().st_ino == inode
+
+
+async def test_a_copy_with_the_same_meaning_is_left_alone(root: Path, folder: Path, tmp_path: Path) -> None:
+    # Two saves of one version have one digest, so one folder; an engine may be using it.
+    other = write_checkpoint(root / "m-saved-again", side_files={"config.json": b"{}", "merges.txt": b"a b"})
+    (other / "config.json").write_text(json.dumps(CONFIG | {"transformers_version": "9"}, indent=4))
+    source = FileSource(roots=[root], cache=None)
+    first, second = await source.resolve(folder.as_uri()), await source.resolve(other.as_uri())
+    assert first.manifest.digest == second.manifest.digest
+    await first.copy_side_files(tmp_path / "abc")
+    inode = (tmp_path / "abc" / "config.json").stat().st_ino
+    await second.copy_side_files(tmp_path / "abc")
+    assert (tmp_path / "abc" / "config.json").stat().st_ino == inode
 
 
 async def test_a_wrong_copy_is_replaced(root: Path, folder: Path, tmp_path: Path) -> None:

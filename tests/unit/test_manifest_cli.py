@@ -116,23 +116,6 @@ def test_diff_of_two_folders(folder: Path, tmp_path: Path) -> None:
     assert ["side", "file", "config.json"] in lines
     assert any(line[:2] == ["reshaped", "b.weight"] for line in lines)
     assert result.stdout.endswith("4 tensors differ (A has 3, B has 3); 21 B of 21 B would travel\n")
-        "4",
-        "tensors",
-        "differ",
-        "(A",
-        "has",
-        "3,",
-        "B",
-        "has",
-        "3);",
-        "21",
-        "B",
-        "of",
-        "21",
-        "B",
-        "would",
-        "travel",
-    ]
 
 
 def test_diff_as_json_between_a_folder_and_a_manifest_file(folder: Path, tmp_path: Path) -> None:

@@ -120,11 +120,6 @@ def read_contents(directory: Path, *, roots: Sequence[Path], shipped: bool = Fal
     )
 
 
-def read_side_files(directory: Path) -> dict[str, bytes]:
-    """Return the side files of a folder of our own, such as ``copy_side_files`` makes: name → bytes."""
-    return {name: (directory / name).read_bytes() for name in sorted(SIDE_FILES) if (directory / name).is_file()}
-
-
 def _list(directory: Path) -> frozenset[str]:
     try:
         return frozenset(entry.name for entry in directory.iterdir())

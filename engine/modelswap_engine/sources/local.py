@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.checkpoint.canonical import side_file
 from modelswap_engine.checkpoint.files import stamp_of
 from modelswap_engine.checkpoint.layout import Contents
-from modelswap_engine.checkpoint.manifest import Manifest
-from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
+from modelswap_engine.checkpoint.manifest import Manifest, SideFile
+from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceChanged, SourceUnreadable
 
 _ADVICE: Final = "write new versions to a new folder instead of overwriting one"
 
@@ -68,7 +69,7 @@ class LocalCheckpoint:
     def _copy_side_files(self, destination: Path) -> None:
         side_files = self._verified()
         try:
-            if destination.is_dir() and _holds(destination, side_files):
+            if destination.is_dir() and _holds(destination, self._manifest):
                 return
             _materialise(destination, side_files)
         except OSError as error:
@@ -99,10 +100,20 @@ class LocalCheckpoint:
                 )
 
 
-def _holds(directory: Path, side_files: dict[str, bytes]) -> bool:
-    if {entry.name for entry in directory.iterdir()} != side_files.keys():
+def _holds(directory: Path, manifest: Manifest) -> bool:
+    # By meaning: another save of the same version has the same digest and must not disturb who uses the folder.
+    if {entry.name for entry in directory.iterdir()} != {side.name for side in manifest.side_files}:
         return False
-    return all((directory / name).read_bytes() == data for name, data in side_files.items())
+    return all(_same(side, (directory / side.name).read_bytes()) for side in manifest.side_files)
+
+
+def _same(side: SideFile, data: bytes) -> bool:
+    if hashlib.sha256(data).hexdigest() == side.sha256:
+        return True
+    try:
+        return side_file(side.name, data).canonical_sha256 == side.canonical_sha256
+    except InvalidCheckpoint:
+        return False
 
 
 def _materialise(destination: Path, side_files: dict[str, bytes]) -> None:

@@ -32,7 +32,7 @@ class Resolved(Protocol):
     async def copy_side_files(self, destination: Path) -> None:
         """Make ``destination`` a folder with exactly the manifest's side files, verified by hash.
 
-        It appears complete or not at all; one that is there already and correct is left alone.
+        It appears complete or not at all; one that is there already and means the same is left alone.
 
         Raises:
             SourceChanged: the bytes are no longer those of the manifest.
