@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from tests.support.apiserver import ISSUER, ApiServer
 
 pytestmark = pytest.mark.api
@@ -44,7 +43,9 @@ def test_pods_are_admitted_without_nodes_and_without_service_accounts(api_server
     }
     api_server.kubectl("create", "namespace", "simulated")
     api_server.kubectl("apply", "-n", "simulated", "-f", "-", stdin=json.dumps(pod))
-    assert api_server.kubectl("get", "pod", "simulated", "-n", "simulated", "-o", "jsonpath={.status.phase}") == "Pending"
+    assert (
+        api_server.kubectl("get", "pod", "simulated", "-n", "simulated", "-o", "jsonpath={.status.phase}") == "Pending"
+    )
 
 
 def test_its_data_outlive_an_outage(own_api_server: ApiServer) -> None:

@@ -35,7 +35,7 @@ def run_script(path: str, *arguments: str) -> None:
 
 
 def kube_binaries(*commands: str) -> Path:
-    """Return a folder with Kubernetes' commands: KUBEBUILDER_ASSETS, else the cache, where they are built if missing."""
+    """Return a folder with Kubernetes' commands: KUBEBUILDER_ASSETS, else the cache, built if missing."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets:
         folder = Path(assets)

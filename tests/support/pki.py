@@ -36,7 +36,10 @@ class Pki:
             "kind": "Config",
             "current-context": "bare",
             "clusters": [
-                {"name": "bare", "cluster": {"server": server, "certificate-authority-data": _text(self.ca.read_bytes())}}
+                {
+                    "name": "bare",
+                    "cluster": {"server": server, "certificate-authority-data": _text(self.ca.read_bytes())},
+                }
             ],
             "users": [
                 {
@@ -76,9 +79,7 @@ def make_pki(folder: Path) -> Pki:
         )
     )
     pki.account_public_key.write_bytes(
-        account.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        account.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     return pki
 

@@ -42,8 +42,8 @@ class KindConfig:
         ports = [{"containerPort": DATA_NODE_PORT, "hostPort": self.data_port, "listenAddress": "127.0.0.1"}]
         nodes: list[dict[str, object]] = [
             {"role": "control-plane", "extraMounts": mounts, "extraPortMappings": ports},
-            *({"role": "worker", "extraMounts": mounts} for _ in range(self.nodes - 1)),
         ]
+        nodes += [{"role": "worker", "extraMounts": mounts}] * (self.nodes - 1)
         return json.dumps(
             {
                 "kind": "Cluster",

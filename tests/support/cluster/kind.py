@@ -81,7 +81,7 @@ class KindProvider:
         return self._home / f"{name}.kubeconfig"
 
     def delete(self, name: str) -> None:
-        """Remove a cluster, and kind's network with the last one."""
+        """Remove a cluster; with the last one also kind's network and the Docker engine, if it was started for it."""
         with self._locked(name):
             if self._engine_answers():
                 self.run("delete", "cluster", "--name", name, "--kubeconfig", str(self.kubeconfig(name)))
@@ -89,9 +89,12 @@ class KindProvider:
                     self._docker("network", "rm", "kind", check=False)
             for path in (self.kubeconfig(name), self._key_file(name)):
                 path.unlink(missing_ok=True)
+        if not self.names():
+            self._docker_host = None
+            run_script("kind/dockerd.sh", "stop")
 
     def delete_all(self) -> None:
-        """Remove every cluster of this cache folder, and stop the Docker engine if it was started from here."""
+        """Remove every cluster of this cache folder."""
         for name in self.names():
             self.delete(name)
         run_script("kind/dockerd.sh", "stop")
@@ -109,7 +112,7 @@ class KindProvider:
         run_script("kind/dockerd.sh", "start")
         run_script("kind/tools.sh", "kind", "helm")
         run_script("kind/kube-binaries.sh", "kubectl")
-        return Programs(kubectl=str(kind_cache() / "kube" / "bin" / "kubectl"), helm=_program("helm"))
+        return Programs(kubectl=_kubectl(), helm=_program("helm"))
 
     def _config(self, *, nodes: int, data_port: int) -> KindConfig:
         site = Path(_printed_by("images/site.sh", "path"))
@@ -128,7 +131,7 @@ class KindProvider:
         return self._answers(name, seconds=60)
 
     def _answers(self, name: str, *, seconds: float) -> bool:
-        kubectl = str(kind_cache() / "kube" / "bin" / "kubectl")
+        kubectl = _kubectl()
         command = [kubectl, f"--kubeconfig={self.kubeconfig(name)}", "--request-timeout=5s", "get", "--raw=/readyz"]
         deadline = time.monotonic() + seconds
         while subprocess.run(command, capture_output=True, check=False).returncode != 0:
@@ -152,7 +155,7 @@ class KindProvider:
                 f"kind could not make the cluster {name}: {done.stderr.strip()[-3000:]}\n"
                 f"if the port is taken, stop what listens on 127.0.0.1:{config.data_port}; then run this again"
             )
-        clients = Clients(kubeconfig=kubeconfig, programs=Programs(kubectl=str(kind_cache() / "kube/bin/kubectl"), helm=""))
+        clients = Clients(kubeconfig=kubeconfig, programs=Programs(kubectl=_kubectl(), helm=_program("helm")))
         clients.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", f"--timeout={_READY_SECONDS}s")
         self._key_file(name).write_text(config.key())
 
@@ -176,7 +179,9 @@ class KindProvider:
             ["docker", *arguments], env=self._environment(), text=True, capture_output=True, check=False
         )
         if check and done.returncode != 0:
-            raise ClusterError(f"docker {' '.join(arguments)} ended with status {done.returncode}: {done.stderr.strip()}")
+            raise ClusterError(
+                f"docker {' '.join(arguments)} ended with status {done.returncode}: {done.stderr.strip()}"
+            )
         return done.stdout
 
     @contextmanager
@@ -185,6 +190,10 @@ class KindProvider:
         with (self._home / f"{name}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _kubectl() -> str:
+    return str(kind_cache() / "kube" / "bin" / "kubectl")
 
 
 def _program(name: str) -> str:
