@@ -1,0 +1,327 @@
+"""The embedded engine behind the backend port: fans every call out to the ranks and collects their replies.
+
+The front half only: asyncio, no torch. Ranks agree or nothing is committed is the coordinator's rule; this class makes
+sure that every rank was asked and every answer is seen.
+"""
+
+import asyncio
+import importlib.metadata
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from modelswap_engine.backends.embedded import wire
+from modelswap_engine.backends.embedded.process import WorkerProcess
+from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.embedded.streams import Streams, TokenStream
+from modelswap_engine.backends.port import (
+    Generate,
+    Hashes,
+    Layout,
+    Load,
+    Reply,
+    RequestPolicy,
+    Stage,
+    StageRetained,
+)
+from modelswap_engine.protocol.errors import BadRequest, Internal, NotReady, from_body
+from modelswap_engine.protocol.messages import Capabilities, MemoryState, RankState, TrafficMode
+
+_AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.MemoryAnswer)
+
+
+class EmbeddedBackend:
+    """transformers in worker processes; see :class:`modelswap_engine.backends.port.Backend`.
+
+    Args:
+        settings: sizes and bounds.
+        on_lost: told when a worker died on its own, after its streams have ended.
+        environ: environment of the workers; by default this process's.
+    """
+
+    def __init__(
+        self,
+        settings: EmbeddedSettings,
+        *,
+        on_lost: Callable[[str], None] = lambda message: None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._on_lost = on_lost
+        self._environ = os.environ if environ is None else environ
+        self._streams = Streams()
+        self._workers: list[WorkerProcess] = []
+        self._proven: dict[int, str] = {}
+        self._facts: wire.ModelFacts | None = None
+
+    # Life.
+
+    async def start(self) -> None:
+        """Start the ranks, without weights."""
+        self._workers = await asyncio.gather(*(self._spawn(rank) for rank in range(self._settings.ranks)))
+
+    async def _spawn(self, rank: int) -> WorkerProcess:
+        worker = WorkerProcess(
+            rank, self._settings, on_tokens=self._streams.deliver, on_lost=self._lost, environ=self._environ
+        )
+        await worker.start()
+        return worker
+
+    def _lost(self, worker: WorkerProcess, message: str) -> None:
+        self._proven.pop(worker.rank, None)
+        self._streams.fail_all(message)
+        self._on_lost(message)
+
+    async def stop(self) -> None:
+        """End every rank; requests still running end with an error."""
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        self._proven.clear()
+        self._facts = None
+        self._streams.fail_all("the engine was stopped")
+
+    async def load(self, order: Load) -> Sequence[Reply]:
+        """Load a whole version into every rank, restarting dead ranks; proven by hash before it answers."""
+        self._proven.clear()
+        self._facts = None
+        self._workers = [
+            worker if worker.alive else await self._spawn(worker.rank) for worker in self._workers
+        ] or await asyncio.gather(*(self._spawn(rank) for rank in range(self._settings.ranks)))
+        answers = await self._ask(
+            lambda call: wire.LoadCall(call=call, order=order),
+            wire.Answer,
+            timeout=self._settings.load_timeout,
+            what="loading",
+        )
+        if all(answer.reply.error is None for answer in answers):
+            self._facts = answers[0].facts
+        return self._note_proof([answer.reply for answer in answers])
+
+    # What it is.
+
+    def capabilities(self) -> Capabilities:
+        """Say what this backend can do."""
+        return Capabilities(
+            kind="embedded",
+            version=f"transformers {importlib.metadata.version('transformers')}",
+            traffic_modes=[TrafficMode.DRAIN, TrafficMode.RECOMPUTE],
+            rollback=True,
+        )
+
+    def layout(self) -> Layout:
+        """Say how parameters are made of checkpoint tensors.
+
+        Raises:
+            NotReady: nothing is loaded.
+        """
+        facts = self._loaded()
+        return Layout(architecture=facts.architecture, groups=facts.groups)
+
+    def ranks(self) -> Sequence[RankState]:
+        """Say who is alive, and what each rank has proven under its boot id."""
+        return [
+            RankState(
+                rank=worker.rank,
+                boot_id=worker.boot_id,
+                pid=worker.pid,
+                alive=worker.alive,
+                digest=self._proven.get(worker.rank, "") if worker.alive else "",
+            )
+            for worker in self._workers
+        ]
+
+    async def memory(self) -> MemoryState:
+        """Say where the memory is, summed over ranks."""
+        answers = await self._ask(
+            lambda call: wire.MemoryCall(call=call),
+            wire.MemoryAnswer,
+            timeout=self._settings.call_timeout,
+            what="reporting memory",
+        )
+        states = [answer.memory for answer in answers]
+        return MemoryState(
+            model_bytes=sum(state.model_bytes for state in states),
+            staged_bytes=sum(state.staged_bytes for state in states),
+            previous_bytes=sum(state.previous_bytes for state in states),
+            kv_cache_bytes=sum(state.kv_cache_bytes for state in states),
+            rss_bytes=sum(state.rss_bytes for state in states),
+        )
+
+    # The swap.
+
+    async def stage(self, order: Stage | StageRetained) -> Sequence[Reply]:
+        """Stage beside the live tensors while requests run."""
+        if isinstance(order, StageRetained):
+            retained = order
+            return await self._control(lambda call: wire.StageRetainedCall(call=call, order=retained), "staging")
+        wanted = order
+        return await self._control(
+            lambda call: wire.StageCall(call=call, order=wanted), "staging", timeout=self._settings.stage_timeout
+        )
+
+    async def prepare(self, operation_id: str) -> Sequence[Reply]:
+        """Promise that commit can no longer fail for want of anything."""
+        return await self._control(lambda call: wire.PrepareCall(call=call, operation_id=operation_id), "preparing")
+
+    async def pause(self, operation_id: str, *, timeout: float) -> Sequence[Reply]:
+        """Park every rank between two steps."""
+        return await self._control(
+            lambda call: wire.PauseCall(call=call, operation_id=operation_id, timeout=timeout),
+            "pausing",
+            timeout=timeout + self._settings.call_timeout,
+        )
+
+    async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
+        """Make the staged tensors live; only legal while paused."""
+        self._proven.clear()
+        return await self._control(
+            lambda call: wire.CommitCall(call=call, operation_id=operation_id, policy=policy), "committing"
+        )
+
+    async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
+        """Prove that what is live is what was staged."""
+        replies = await self._control(
+            lambda call: wire.VerifyCall(call=call, operation_id=operation_id, strict=strict),
+            "verifying",
+            timeout=self._settings.hash_timeout if strict else None,
+        )
+        return self._note_proof(replies)
+
+    async def rollback(self, operation_id: str) -> Sequence[Reply]:
+        """Put the tensors from before this operation's commit back; only legal while paused."""
+        self._proven.clear()
+        return await self._control(lambda call: wire.RollbackCall(call=call, operation_id=operation_id), "rolling back")
+
+    async def resume(self, operation_id: str) -> Sequence[Reply]:
+        """Let the ranks step again."""
+        return await self._control(lambda call: wire.ResumeCall(call=call, operation_id=operation_id), "resuming")
+
+    async def release(self, operation_id: str, *, previous: bool) -> Sequence[Reply]:
+        """Drop what is staged for the operation; with ``previous`` also the retained version."""
+        return await self._control(
+            lambda call: wire.ReleaseCall(call=call, operation_id=operation_id, previous=previous), "releasing"
+        )
+
+    async def hashes(self, pattern: str) -> Hashes:
+        """Re-hash live tensors whose checkpoint names match a glob, while requests run.
+
+        Raises:
+            WorkerLost: a rank is gone.
+            ModelswapError: a rank could not hash.
+        """
+        answers = await self._ask(
+            lambda call: wire.HashesCall(call=call, pattern=pattern),
+            wire.HashesAnswer,
+            timeout=self._settings.hash_timeout,
+            what="hashing",
+        )
+        for answer in answers:
+            if answer.error is not None:
+                raise from_body(answer.error)
+        # One rank holds whole tensors.
+        found = answers[0].hashes
+        if found is None:
+            raise Internal("a worker answered a hash call with nothing")
+        return found
+
+    async def _control(
+        self, build: Callable[[int], wire.Order], what: str, *, timeout: float | None = None
+    ) -> list[Reply]:
+        answers = await self._ask(build, wire.Answer, timeout=timeout or self._settings.call_timeout, what=what)
+        return [answer.reply for answer in answers]
+
+    async def _ask(
+        self, build: Callable[[int], wire.Order], kind: type[_AnswerT], *, timeout: float, what: str
+    ) -> list[_AnswerT]:
+        """Ask every rank at once; a lost rank is raised only when all others have answered."""
+        if not self._workers:
+            raise NotReady("the engine is not started")
+        outcomes = await asyncio.gather(
+            *(worker.call(build, timeout=timeout, what=what) for worker in self._workers), return_exceptions=True
+        )
+        answers: list[_AnswerT] = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if not isinstance(outcome, kind):
+                raise Internal(f"a worker answered with {type(outcome).__name__} while {what}")
+            answers.append(outcome)
+        return answers
+
+    def _note_proof(self, replies: list[Reply]) -> list[Reply]:
+        for reply in replies:
+            if reply.error is None:
+                self._proven[reply.rank] = reply.digest
+            else:
+                self._proven.pop(reply.rank, None)
+        return replies
+
+    # Generation.
+
+    def generate(self, request: Generate) -> TokenStream:
+        """Run a prompt; the request is with the engine when this returns. Closing the stream aborts it.
+
+        Raises:
+            BadRequest: the prompt or the sampling is not one the engine can run.
+            NotReady: nothing is loaded, or the worker is gone.
+        """
+        self._check(request, self._loaded())
+        worker = self._workers[0]
+        if not worker.alive:
+            raise NotReady("the worker is gone", advice="try again; it is being restarted")
+        key, stream = self._streams.open(
+            request, abort=lambda request_id: worker.send(wire.Abort(request_id=request_id))
+        )
+        worker.send(
+            wire.Submit(
+                request=Generate(
+                    request_id=key,
+                    prompt=request.prompt,
+                    max_new_tokens=request.max_new_tokens,
+                    sampling=request.sampling,
+                    eos=request.eos,
+                    ignore_eos=request.ignore_eos,
+                )
+            )
+        )
+        return stream
+
+    def running(self) -> int:
+        """Say how many requests the engine is working on."""
+        return len(self._streams)
+
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and answer together may have at most this many tokens; 0 while nothing is loaded."""
+        return self._facts.max_tokens if self._facts is not None else 0
+
+    def _loaded(self) -> wire.ModelFacts:
+        if self._facts is None:
+            raise NotReady("no version is loaded", advice="wait until the engine is ready")
+        return self._facts
+
+    @staticmethod
+    def _check(request: Generate, facts: wire.ModelFacts) -> None:
+        """Refuse what would break a step for everybody in the batch."""
+        sampling = request.sampling
+        wanted = len(request.prompt) + request.max_new_tokens
+        if not request.prompt:
+            raise BadRequest("the prompt is empty", advice="send at least one token")
+        if request.max_new_tokens < 1:
+            raise BadRequest(f"max_new_tokens is {request.max_new_tokens}", advice="ask for at least one token")
+        if wanted > facts.max_tokens:
+            raise BadRequest(
+                f"prompt ({len(request.prompt)} tokens) and answer ({request.max_new_tokens}) exceed the engine's "
+                f"{facts.max_tokens} tokens",
+                advice="shorten the prompt, or ask for fewer tokens",
+                details={"code": "context_length_exceeded", "limit": str(facts.max_tokens)},
+            )
+        if min(request.prompt) < 0 or max(request.prompt) >= facts.vocabulary:
+            raise BadRequest(
+                f"the prompt has token ids outside 0..{facts.vocabulary - 1}",
+                advice="use the tokenizer of the served version",
+            )
+        if not 0.0 <= sampling.temperature < float("inf") or not 0.0 < sampling.top_p <= 1.0 or sampling.top_k < 0:
+            raise BadRequest(
+                f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}: out of range",
+                advice="temperature >= 0, 0 < top_p <= 1, top_k >= 0",
+            )

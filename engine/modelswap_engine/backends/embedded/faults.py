@@ -1,0 +1,55 @@
+"""Test-only: lets a test break a worker at a named point, through the environment variable ``MODELSWAP_FAULT``.
+
+``commit:raise``, ``stage:exit``, ``stage:delay=1.0``; several are separated by commas. Only the worker reads it. The
+points are the control calls, plus ``midway`` (the first pointer of a commit has moved, the others have not). A fault
+acts each time its point is passed; with ``#2`` behind it only the second time (``verify:raise#1``).
+"""
+
+import os
+import time
+from collections import Counter
+from typing import Final
+
+VARIABLE: Final = "MODELSWAP_FAULT"
+EXIT_CODE: Final = 86
+
+
+class FaultInjected(RuntimeError):
+    """Raised where a test asked for it."""
+
+
+class Faults:
+    """The faults asked for.
+
+    Args:
+        text: the variable's value.
+
+    Raises:
+        ValueError: the text is not of the form above.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._wanted: dict[str, list[tuple[str, int]]] = {}
+        self._passed: Counter[str] = Counter()
+        for item in filter(None, text.split(",")):
+            point, colon, rest = item.strip().partition(":")
+            action, _, number = rest.partition("#")
+            if not colon or action.partition("=")[0] not in {"raise", "exit", "delay"}:
+                raise ValueError(f"{VARIABLE}: {item!r} is not POINT:raise, POINT:exit or POINT:delay=SECONDS")
+            self._wanted.setdefault(point, []).append((action, int(number or 0)))
+
+    def hit(self, point: str) -> None:
+        """Act on the faults of a point, if there are any.
+
+        Raises:
+            FaultInjected: a test asked for it.
+        """
+        self._passed[point] += 1
+        for action, number in self._wanted.get(point, ()):
+            if number not in {0, self._passed[point]}:
+                continue
+            if action == "exit":
+                os._exit(EXIT_CODE)
+            if action == "raise":
+                raise FaultInjected(f"fault injected at {point}")
+            time.sleep(float(action.partition("=")[2]))

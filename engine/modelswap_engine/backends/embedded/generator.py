@@ -1,0 +1,299 @@
+"""Runs transformers' generation loop: requests in, tokens out, a pause between two steps, and an empty KV cache.
+
+Tokens are handed on by the generation thread itself, at the end of the step that made them. A pause parks that thread
+between two steps, so the digest read at hand-over is always the digest of the weights that made the token.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager, OutputRouter
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
+
+from modelswap_engine.backends.embedded import sampler
+from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.port import FinishReason, Generate, RequestPolicy, Tokens
+from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ModelswapError
+
+_WARM_UP: Final = "warm-up"
+_WARM_UP_SECONDS: Final = 300.0
+_STOP_SECONDS: Final = 30.0
+
+
+@dataclasses.dataclass
+class _Open:
+    """A request that is not finished; ``sent`` counts the tokens handed on."""
+
+    eos: frozenset[int]
+    sent: int = 0
+
+
+class _Router(OutputRouter):  # type: ignore[misc]  # transformers is untyped
+    """Hands outputs on in the thread that made them, instead of queueing them for an event loop."""
+
+    def __init__(self, sink: Callable[[GenerationOutput], None]) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def deliver(self, output: GenerationOutput) -> None:
+        """Hand one output on."""
+        self._sink(output)
+
+    def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
+        """Hand the outputs of one step on."""
+        for output in outputs:
+            self._sink(output)
+
+
+class Generator:
+    """One model's generation loop.
+
+    Args:
+        model: on its device, in evaluation mode.
+        settings: sizes of the KV cache and of a batch.
+        digest: returns the digest of the live weights.
+        emit: takes new tokens; called by the generation thread, must not block.
+        died: called once when the loop ends without having been told to.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: EmbeddedSettings,
+        *,
+        digest: Callable[[], str],
+        emit: Callable[[Tokens], None],
+        died: Callable[[str], None],
+    ) -> None:
+        self._digest = digest
+        self._emit = emit
+        self._died = died
+        self._open: dict[str, _Open] = {}
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._started = False
+        self._warm = threading.Event()
+        self._warm_error = ""
+        self._manager = _manager(model, settings, _Router(self._deliver))
+
+    def start(self) -> None:
+        """Start the loop and run a first request through it, so that the first user does not pay for it.
+
+        Raises:
+            IncompatibleModel: the loop cannot run this model with these settings.
+        """
+        self._manager.start()
+        threading.Thread(target=self._watch, name="generation-watch", daemon=True).start()
+        self._manager.add_request([0] * 8, request_id=_WARM_UP, max_new_tokens=4, eos_token_id=[])
+        if not self._warm.wait(_WARM_UP_SECONDS) or self._warm_error:
+            self.stop()
+            raise IncompatibleModel(
+                f"the model cannot be run: {self._warm_error or 'the first request did not finish'}",
+                advice="check the KV cache settings and that the architecture supports paged attention",
+            )
+        self._started = True
+
+    def stop(self) -> None:
+        """End the loop; open requests end with an error."""
+        self._stopping = True
+        self._manager.stop(block=True, timeout=_STOP_SECONDS, hard_stop=True)
+        self._end_all(FinishReason.ERROR, "the engine was stopped")
+
+    def _watch(self) -> None:
+        thread = self._manager._generation_thread
+        if thread is not None:
+            thread.join()
+        if not self._stopping:
+            error = str(self._manager.background_thread_status.fatal_error or "it ended")
+            self._warm_error = self._warm_error or error
+            self._warm.set()
+            self._end_all(FinishReason.ERROR, error)
+            if self._started:
+                self._died(error)
+
+    def submit(self, request: Generate) -> None:
+        """Start a request; whatever goes wrong with it is said in its stream."""
+        eos = [] if request.ignore_eos else list(request.eos)
+        with self._lock:
+            self._open[request.request_id] = _Open(eos=frozenset(eos))
+        accepted = self._manager.add_request(
+            list(request.prompt),
+            request_id=request.request_id,
+            max_new_tokens=request.max_new_tokens,
+            streaming=True,
+            eos_token_id=eos,
+            **sampler.arguments(request.sampling),
+        )
+        if accepted is None:
+            self._end(request.request_id, FinishReason.ERROR, "the generation loop is not running")
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; nothing more is said about it."""
+        with self._lock:
+            self._open.pop(request_id, None)
+        self._manager.cancel_request(request_id)
+
+    def _deliver(self, output: GenerationOutput) -> None:
+        if output.request_id == _WARM_UP:
+            self._warm_error = output.error or ""
+            self._warm.set()
+            return
+        finished = output.is_finished()
+        with self._lock:
+            entry = self._open.get(output.request_id)
+            if entry is None:
+                return
+            new = tuple(output.generated_tokens[entry.sent :])
+            entry.sent += len(new)
+            if finished:
+                del self._open[output.request_id]
+        finish = _finish_reason(output, entry.eos) if finished else None
+        self._emit(
+            Tokens(
+                request_id=output.request_id,
+                tokens=new,
+                digest=self._digest(),
+                finish=finish,
+                error=output.error or "",
+            )
+        )
+
+    def _end(self, request_id: str, reason: FinishReason, error: str = "") -> None:
+        with self._lock:
+            if self._open.pop(request_id, None) is None:
+                return
+        self._emit(Tokens(request_id=request_id, tokens=(), digest=self._digest(), finish=reason, error=error))
+
+    def _end_all(self, reason: FinishReason, error: str = "") -> int:
+        with self._lock:
+            open_now = list(self._open)
+        for request_id in open_now:
+            self._end(request_id, reason, error)
+        return len(open_now)
+
+    def parking(self) -> Any:
+        """Return a context manager: inside it the loop stands between two steps."""
+        return self._manager.pause()
+
+    def check(self, policy: RequestPolicy) -> None:
+        """Refuse a policy that the running requests contradict. Only legal while parked.
+
+        Raises:
+            Busy: requests are running and the policy says that there are none.
+        """
+        scheduler = self._processor().scheduler
+        self._forget_aborted(scheduler)
+        running = len(scheduler.active_requests)
+        if policy is RequestPolicy.NONE_RUNNING and running:
+            raise Busy(
+                f"{running} requests are still running",
+                advice="drain them first, or choose a mode that ends or recomputes them",
+            )
+
+    def flush(self, policy: RequestPolicy) -> int:
+        """Empty the KV cache, after doing with running requests what the policy says; return how many that were.
+
+        Only legal while parked, and after :meth:`check`.
+
+        Raises:
+            Internal: blocks are still taken afterwards; the cache cannot be trusted.
+        """
+        processor = self._processor()
+        scheduler = processor.scheduler
+        affected = len(scheduler.active_requests)
+        if policy is RequestPolicy.ABORT:
+            affected = self._abort_all(scheduler)
+        else:
+            _requeue_all(scheduler)
+        processor.cache.reset()
+        scheduler.starved_requests = []
+        scheduler.block_new_requests = False
+        self._check_empty()
+        return affected
+
+    def _forget_aborted(self, scheduler: Any) -> None:
+        # Cancellations that the loop has not seen yet; their blocks must not count as those of running requests.
+        with self._lock:
+            known = set(self._open)
+        for request_id in [*scheduler.active_requests, *scheduler.waiting_requests]:
+            if request_id not in known:
+                scheduler.set_request_cancellation(request_id)
+        scheduler.clear_cancelled_requests()
+
+    def _abort_all(self, scheduler: Any) -> int:
+        with self._lock:
+            everything = list(self._open)
+        for request_id in everything:
+            self._manager.cancel_request(request_id)
+            scheduler.set_request_cancellation(request_id)
+        scheduler.clear_cancelled_requests()
+        return self._end_all(FinishReason.ABORT, "the model version changed")
+
+    def _check_empty(self) -> None:
+        cache = self._processor().cache
+        free, total = int(cache.pool.num_free_sectors), int(cache.num_sectors)
+        tables = sum(len(allocator.block_table) for allocator in cache.cache_allocators.values())
+        if free != total or tables:
+            raise Internal(f"the KV cache was not emptied: {free} of {total} sectors free, {tables} tables left")
+
+    def _processor(self) -> Any:
+        processor = self._manager.batch_processor
+        if processor is None:
+            raise Internal("the generation loop is not running")
+        return processor
+
+    def kv_bytes(self) -> int:
+        """Return what the KV cache takes."""
+        processor = self._manager.batch_processor
+        return 0 if processor is None else int(processor.cache.cache_tensor.nbytes)
+
+
+def _requeue_all(scheduler: Any) -> None:
+    """Turn every running request into a waiting one that has its tokens in its prompt, ahead of those that wait."""
+    for request_id, state in reversed(list(scheduler.active_requests.items())):
+        again = state.create_equivalent_initial_request()
+        state._status = RequestStatus.FINISHED
+        scheduler.finish_request(request_id)
+        scheduler.waiting_requests[request_id] = again
+        scheduler.waiting_requests_order.appendleft(request_id)
+
+
+def _finish_reason(output: GenerationOutput, eos: frozenset[int]) -> FinishReason:
+    if output.error is not None or output.status is RequestStatus.FAILED:
+        return FinishReason.ERROR
+    ended = output.generated_tokens and output.generated_tokens[-1] in eos
+    return FinishReason.STOP if ended else FinishReason.LENGTH
+
+
+def _manager(model: PreTrainedModel, settings: EmbeddedSettings, router: _Router) -> ContinuousBatchingManager:
+    try:
+        with torch.no_grad():
+            manager = model.init_continuous_batching(
+                generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
+                continuous_batching_config=ContinuousBatchingConfig(
+                    page_size=settings.page_size,
+                    num_blocks=settings.num_blocks,
+                    max_batch_tokens=settings.max_batch_tokens,
+                    max_requests_per_batch=min(settings.max_requests, settings.max_batch_tokens),
+                    max_memory_percent=0.95,
+                    use_async_batching=False,
+                    use_cuda_graph=False,
+                    auto_switch_to_flash=False,
+                    allow_block_sharing=True,
+                    cpu_offload_space=0.0,
+                ),
+            )
+    except ModelswapError:
+        raise
+    except Exception as error:
+        raise IncompatibleModel(
+            f"{type(model).__name__} cannot be run by continuous batching: {error}",
+            advice="use a model with plain attention",
+        ) from error
+    manager.output_router = router
+    manager.logit_processor = sampler.processors()
+    return manager

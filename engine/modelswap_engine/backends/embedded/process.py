@@ -1,0 +1,209 @@
+"""One worker process as the front sees it: started, spoken to, and noticed when it is gone.
+
+Knows the wire, not what the messages mean.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from modelswap_engine.backends.embedded import wire
+from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.port import Tokens
+from modelswap_engine.protocol.errors import WorkerLost
+
+_MODULE: Final = "modelswap_engine.backends.embedded.worker"
+_SOURCE_ROOT: Final = Path(__file__).resolve().parents[3]
+_STOP_SECONDS: Final = 5.0
+_OFFLINE: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Waiting compute threads sleep instead of spinning: the front, staging and hashing need the same cores.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Threads come and go with each staging; without a bound each could leave an arena of freed memory behind.
+    "MALLOC_ARENA_MAX": "4",
+}
+
+
+class WorkerProcess:
+    """A worker of one rank.
+
+    Args:
+        rank: its number.
+        settings: of the engine.
+        on_tokens: takes what generations produce.
+        on_lost: called once when the process is gone without having been stopped.
+        environ: the environment it inherits.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        settings: EmbeddedSettings,
+        *,
+        on_tokens: Callable[[Tokens], None],
+        on_lost: Callable[["WorkerProcess", str], None],
+        environ: Mapping[str, str],
+    ) -> None:
+        self.rank = rank
+        self.boot_id = ""
+        self.pid = 0
+        self._settings = settings
+        self._on_tokens = on_tokens
+        self._on_lost = on_lost
+        self._environ = environ
+        self._waiting: dict[int, asyncio.Future[wire.Event]] = {}
+        self._calls = 0
+        self._stopping = False
+        self._why = ""
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """True while the process answers."""
+        return self._listener is not None and not self._listener.done()
+
+    async def start(self) -> None:
+        """Start the process and wait until it has imported everything.
+
+        Raises:
+            WorkerLost: it did not come up in time.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                _MODULE,
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=self._child_environment(),
+            )
+        self.pid = self._process.pid
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self.send(wire.Setup(rank=self.rank, settings=self._settings))
+        greeting: asyncio.Future[wire.Event] = asyncio.get_running_loop().create_future()
+        self._waiting[0] = greeting
+        self._listener = asyncio.create_task(self._listen(reader), name=f"worker-{self.rank}")
+        await self._within(greeting, 0, self._settings.start_timeout, "starting")
+
+    def _child_environment(self) -> dict[str, str]:
+        paths = [str(_SOURCE_ROOT), *filter(None, [self._environ.get("PYTHONPATH")])]
+        return {**self._environ, **_OFFLINE, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def send(self, order: wire.Order) -> None:
+        """Send a message that has no answer; to a lost worker it goes nowhere."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(wire.frame(order))
+
+    async def call(self, build: Callable[[int], wire.Order], *, timeout: float, what: str) -> wire.Event:
+        """Send a call and wait for its answer.
+
+        Raises:
+            WorkerLost: the process is gone, or did not answer within ``timeout`` seconds and was killed.
+        """
+        if not self.alive:
+            raise self._lost()
+        self._calls += 1
+        number = self._calls
+        answer: asyncio.Future[wire.Event] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self.send(build(number))
+        return await self._within(answer, number, timeout, what)
+
+    async def _within(self, answer: asyncio.Future[wire.Event], number: int, timeout: float, what: str) -> wire.Event:
+        try:
+            return await asyncio.wait_for(answer, timeout)
+        except TimeoutError:
+            self._why = self._why or f"it did not answer within {timeout:g} s while {what}"
+            self.kill()
+            await self._reaped()
+            raise self._lost() from None
+        finally:
+            self._waiting.pop(number, None)
+
+    def _lost(self) -> WorkerLost:
+        return WorkerLost(
+            f"the worker of rank {self.rank} (pid {self.pid}) is gone: {self._why or 'it was stopped'}",
+            advice="it is restarted with the next load",
+            details={"rank": str(self.rank), "pid": str(self.pid)},
+        )
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                header = await reader.readexactly(wire.HEADER.size)
+                self._take(wire.decode_event(await reader.readexactly(wire.length_of(header))))
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+            if isinstance(error, ValueError):
+                self._why = self._why or f"it sent something unreadable: {error}"
+        finally:
+            self.kill()
+            await self._gone()
+
+    def _take(self, event: wire.Event) -> None:
+        match event:
+            case wire.Produced(tokens=tokens):
+                self._on_tokens(tokens)
+            case wire.Hello(boot_id=boot_id):
+                self.boot_id = boot_id
+                self._resolve(0, event)
+            case wire.Dying(message=message):
+                self._why = f"its generation loop broke: {message}"
+            case wire.Answer(call=number) | wire.HashesAnswer(call=number) | wire.MemoryAnswer(call=number):
+                self._resolve(number, event)
+
+    def _resolve(self, number: int, event: wire.Event) -> None:
+        answer = self._waiting.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(event)
+
+    async def _gone(self) -> None:
+        await self._reaped()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(self._lost())
+        if not self._stopping:
+            self._on_lost(self, self._lost().message)
+
+    async def _reaped(self) -> None:
+        if self._process is None:
+            return
+        code = await self._process.wait()
+        self._why = self._why or (f"killed by signal {-code}" if code < 0 else f"it ended with exit code {code}")
+
+    def kill(self) -> None:
+        """Kill the process, if it still runs."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def stop(self) -> None:
+        """End the process: it leaves when its socket closes, and is killed if it does not."""
+        self._stopping = True
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            try:
+                await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+        if self._listener is not None:
+            await asyncio.gather(self._listener, return_exceptions=True)

@@ -1,0 +1,59 @@
+"""What an operator of the embedded engine can set; checked here, used on both sides of the worker's socket."""
+
+import msgspec
+
+
+class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and bounds of the embedded engine.
+
+    The KV cache holds ``num_blocks * page_size`` tokens over all requests, and is allocated once, at load.
+
+    Attributes:
+        page_size: tokens per KV page; prefixes are shared in whole pages.
+        num_blocks: KV pages of the whole model.
+        max_batch_tokens: tokens computed in one step at most; longer prompts are split.
+        max_requests: requests in one step at most.
+        torch_threads: threads of one forward step; 0 means one per usable core.
+        ranks: worker processes; the model is not split yet, so only 1 is accepted.
+        stage_bytes_per_second: upper bound of the rate of background staging; 0 means none.
+        stage_niceness: how much staging gives way to decoding, 0 to 19.
+        pause_lease_seconds: an abandoned pause undoes itself after this time.
+        start_timeout: seconds a worker process may take to come up.
+        load_timeout: seconds a full load may take.
+        stage_timeout: seconds one staging may take.
+        call_timeout: seconds any other call may take; a worker that takes longer is lost.
+        hash_timeout: seconds a re-hash of the live tensors may take.
+    """
+
+    page_size: int = 32
+    num_blocks: int = 512
+    max_batch_tokens: int = 512
+    max_requests: int = 64
+    torch_threads: int = 0
+    ranks: int = 1
+    stage_bytes_per_second: int = 512 << 20
+    stage_niceness: int = 10
+    pause_lease_seconds: float = 60.0
+    start_timeout: float = 180.0
+    load_timeout: float = 1800.0
+    stage_timeout: float = 1800.0
+    call_timeout: float = 60.0
+    hash_timeout: float = 900.0
+
+    def __post_init__(self) -> None:
+        if self.ranks != 1:
+            raise ValueError(
+                f"ranks={self.ranks}: the embedded engine runs one rank; a larger model needs another engine"
+            )
+        for name in ("page_size", "num_blocks", "max_batch_tokens", "max_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.page_size < 4:
+            raise ValueError(f"page_size={self.page_size}: the KV cache needs pages of at least 4 tokens")
+        if not 0 <= self.stage_niceness <= 19:
+            raise ValueError(f"stage_niceness={self.stage_niceness}: must be between 0 and 19")
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the KV cache can hold."""
+        return self.page_size * self.num_blocks

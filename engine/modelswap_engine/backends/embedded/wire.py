@@ -1,0 +1,234 @@
+"""The messages between front and worker, and how they are framed on the socket: 4 bytes of length, then msgpack.
+
+Both ends are this package at the same version, so there is no negotiation; they are still decoded by type, because a
+worker that runs a model is not trusted to speak well-formed nonsense.
+"""
+
+import struct
+from typing import Final
+
+import msgspec
+
+from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.port import (
+    Generate,
+    Hashes,
+    Load,
+    Reply,
+    RequestPolicy,
+    Stage,
+    StageRetained,
+    Tokens,
+)
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.messages import MemoryState
+
+HEADER: Final = struct.Struct(">I")
+MAX_FRAME: Final = 256 << 20
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """First message to a worker."""
+
+    rank: int
+    settings: EmbeddedSettings
+
+
+class LoadCall(msgspec.Struct, frozen=True, tag=True):
+    """Load a whole version."""
+
+    call: int
+    order: Load
+
+
+class StageCall(msgspec.Struct, frozen=True, tag=True):
+    """Stage tensors."""
+
+    call: int
+    order: Stage
+
+
+class StageRetainedCall(msgspec.Struct, frozen=True, tag=True):
+    """Stage the retained version."""
+
+    call: int
+    order: StageRetained
+
+
+class PrepareCall(msgspec.Struct, frozen=True, tag=True):
+    """Work out the commit."""
+
+    call: int
+    operation_id: str
+
+
+class PauseCall(msgspec.Struct, frozen=True, tag=True):
+    """Park between two steps, within ``timeout`` seconds."""
+
+    call: int
+    operation_id: str
+    timeout: float
+
+
+class CommitCall(msgspec.Struct, frozen=True, tag=True):
+    """Make the staged tensors live."""
+
+    call: int
+    operation_id: str
+    policy: RequestPolicy
+
+
+class VerifyCall(msgspec.Struct, frozen=True, tag=True):
+    """Prove what is live."""
+
+    call: int
+    operation_id: str
+    strict: bool
+
+
+class RollbackCall(msgspec.Struct, frozen=True, tag=True):
+    """Put the old tensors back."""
+
+    call: int
+    operation_id: str
+
+
+class ResumeCall(msgspec.Struct, frozen=True, tag=True):
+    """Step again."""
+
+    call: int
+    operation_id: str
+
+
+class ReleaseCall(msgspec.Struct, frozen=True, tag=True):
+    """Drop staged (and retained) tensors; stops a staging of the same operation that still runs."""
+
+    call: int
+    operation_id: str
+    previous: bool
+
+
+class HashesCall(msgspec.Struct, frozen=True, tag=True):
+    """Re-hash live tensors."""
+
+    call: int
+    pattern: str
+
+
+class MemoryCall(msgspec.Struct, frozen=True, tag=True):
+    """Report memory."""
+
+    call: int
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Start a generation."""
+
+    request: Generate
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End a generation; nothing more is said about it."""
+
+    request_id: str
+
+
+SwapCall = (
+    StageCall
+    | StageRetainedCall
+    | PrepareCall
+    | PauseCall
+    | CommitCall
+    | VerifyCall
+    | RollbackCall
+    | ResumeCall
+    | ReleaseCall
+)
+ControlCall = LoadCall | SwapCall
+Order = ControlCall | HashesCall | MemoryCall | Submit | Abort | Setup
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First message of a worker: it has imported everything and waits for a load."""
+
+    boot_id: str
+    pid: int
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What the front must know of a loaded model to refuse requests that would break a step."""
+
+    architecture: str
+    groups: tuple[tuple[str, ...], ...]
+    vocabulary: int
+    max_tokens: int
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """Outcome of a control call; ``facts`` after a load."""
+
+    call: int
+    reply: Reply
+    facts: ModelFacts | None = None
+
+
+class HashesAnswer(msgspec.Struct, frozen=True, tag=True):
+    """Hashes, or why there are none."""
+
+    call: int
+    hashes: Hashes | None = None
+    error: ErrorBody | None = None
+
+
+class MemoryAnswer(msgspec.Struct, frozen=True, tag=True):
+    """Where the memory is."""
+
+    call: int
+    memory: MemoryState
+
+
+class Produced(msgspec.Struct, frozen=True, tag=True):
+    """New tokens of one request."""
+
+    tokens: Tokens
+
+
+class Dying(msgspec.Struct, frozen=True, tag=True):
+    """Last words: the generation loop broke."""
+
+    message: str
+
+
+Event = Hello | Answer | HashesAnswer | MemoryAnswer | Produced | Dying
+
+_encoder = msgspec.msgpack.Encoder()
+_orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def frame(message: Order | Event) -> bytes:
+    """Return a message as it goes over the socket."""
+    body = _encoder.encode(message)
+    return HEADER.pack(len(body)) + body
+
+
+def length_of(header: bytes) -> int:
+    """Read a frame's length.
+
+    Raises:
+        ValueError: longer than any message of ours.
+    """
+    size = int(HEADER.unpack(header)[0])
+    if size > MAX_FRAME:
+        raise ValueError(f"a frame of {size} bytes is longer than {MAX_FRAME}")
+    return size
+
+
+def decode_order(body: bytes) -> Order:
+    """Read a message for a worker."""
+    return _orders.decode(body)
+
+
+def decode_event(body: bytes) -> Event:
+    """Read a message of a worker."""
+    return _events.decode(body)

@@ -1,0 +1,211 @@
+"""The worker process: reads orders from the front's socket, and dies with it.
+
+Started as ``python -m modelswap_engine.backends.embedded.worker FD PARENT_PID``. The main thread only reads; control
+calls run one at a time in a thread of theirs, hashing in another one, and one thread writes. Nothing here outlives the
+front: the end of the socket ends the process, and so does the death of the parent.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import uuid
+from typing import Final, NoReturn
+
+from modelswap_engine.backends.embedded import faults, wire
+from modelswap_engine.backends.embedded.rank import Rank, set_threads
+from modelswap_engine.backends.port import Reply
+from modelswap_engine.protocol.errors import ErrorBody, Internal, ModelswapError
+
+_PR_SET_PDEATHSIG: Final = 1
+_LAST_WORDS_SECONDS: Final = 2.0
+EXIT_LOOP_DIED: Final = 70
+_log = logging.getLogger("modelswap.worker")
+
+
+class Connection:
+    """The socket to the front: frames in, frames out through one writing thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._outgoing: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
+        threading.Thread(target=self._write, name="write", daemon=True).start()
+
+    def send(self, message: wire.Event) -> None:
+        """Queue a message; never blocks, so the generation thread may call it."""
+        self._outgoing.put(wire.frame(message))
+
+    def flush(self, timeout: float) -> None:
+        """Wait until what was queued is written."""
+        done = threading.Event()
+        self._outgoing.put(done)
+        done.wait(timeout)
+
+    def _write(self) -> None:
+        while True:
+            item = self._outgoing.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._socket.sendall(item)
+            except OSError:
+                os._exit(0)
+
+    def receive(self) -> wire.Order | None:
+        """Return the next message, or None when the front is gone."""
+        header = self._exactly(wire.HEADER.size)
+        body = self._exactly(wire.length_of(header)) if header else b""
+        return wire.decode_order(body) if body else None
+
+    def _exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            piece = self._socket.recv(min(size - len(parts), 1 << 20))
+            if not piece:
+                return b""
+            parts += piece
+        return bytes(parts)
+
+
+class Worker:
+    """Dispatches orders to a rank."""
+
+    def __init__(self, connection: Connection, rank: Rank) -> None:
+        self._connection = connection
+        self._rank = rank
+        self._control: queue.SimpleQueue[wire.ControlCall] = queue.SimpleQueue()
+        self._inquiries: queue.SimpleQueue[wire.HashesCall] = queue.SimpleQueue()
+        threading.Thread(target=self._run_control, name="control", daemon=True).start()
+        threading.Thread(target=self._run_inquiries, name="inquiries", daemon=True).start()
+
+    def dispatch(self, order: wire.Order) -> None:
+        """Take one order; returns at once."""
+        match order:
+            case wire.Submit(request=request):
+                self._rank.submit(request)
+            case wire.Abort(request_id=request_id):
+                self._rank.abort(request_id)
+            case wire.MemoryCall(call=call):
+                self._connection.send(wire.MemoryAnswer(call=call, memory=self._rank.memory()))
+            case wire.HashesCall():
+                self._inquiries.put(order)
+            case wire.Setup():
+                raise ValueError("a worker is set up once")
+            case _:
+                if isinstance(order, wire.ReleaseCall):
+                    self._rank.cancel_staging(order.operation_id)
+                self._control.put(order)
+
+    def _run_control(self) -> None:
+        while True:
+            order = self._control.get()
+            facts: wire.ModelFacts | None = None
+            try:
+                if isinstance(order, wire.LoadCall):
+                    reply, facts = self._rank.load(order.order)
+                else:
+                    reply = self._act(order)
+            except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
+                reply = Reply(
+                    operation_id=_operation_of(order),
+                    rank=self._rank.number,
+                    boot_id=self._rank.boot_id,
+                    error=error_body(error),
+                )
+            self._connection.send(wire.Answer(call=order.call, reply=reply, facts=facts))
+
+    def _act(self, order: wire.SwapCall) -> Reply:
+        rank = self._rank
+        match order:
+            case wire.StageCall(order=wanted) | wire.StageRetainedCall(order=wanted):
+                return rank.stage(wanted)
+            case wire.PrepareCall(operation_id=operation_id):
+                return rank.prepare(operation_id)
+            case wire.PauseCall(operation_id=operation_id, timeout=timeout):
+                return rank.pause(operation_id, timeout)
+            case wire.CommitCall(operation_id=operation_id, policy=policy):
+                return rank.commit(operation_id, policy)
+            case wire.VerifyCall(operation_id=operation_id, strict=strict):
+                return rank.verify(operation_id, strict=strict)
+            case wire.RollbackCall(operation_id=operation_id):
+                return rank.rollback(operation_id)
+            case wire.ResumeCall(operation_id=operation_id):
+                return rank.resume(operation_id)
+            case wire.ReleaseCall(operation_id=operation_id, previous=previous):
+                return rank.release(operation_id, previous=previous)
+
+    def _run_inquiries(self) -> None:
+        while True:
+            order = self._inquiries.get()
+            try:
+                answer = wire.HashesAnswer(call=order.call, hashes=self._rank.hashes(order.pattern))
+            except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
+                answer = wire.HashesAnswer(call=order.call, error=error_body(error))
+            self._connection.send(answer)
+
+
+def _operation_of(order: wire.ControlCall) -> str:
+    if isinstance(order, wire.LoadCall | wire.StageCall | wire.StageRetainedCall):
+        return order.order.operation_id
+    return order.operation_id
+
+
+def error_body(error: Exception) -> ErrorBody:
+    """Return an error as it travels; a defect is logged with its traceback, and told without."""
+    if isinstance(error, ModelswapError):
+        return error.body()
+    _log.error("defect in the worker", exc_info=error)
+    return Internal(
+        f"{type(error).__name__}: {error}", advice="this is a defect; the worker's log has the traceback"
+    ).body()
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, and ignore the terminal's interrupt."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def main() -> NoReturn:
+    """Run until the front is gone."""
+    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent)
+    logging.basicConfig(level=logging.WARNING, format="worker: %(name)s: %(message)s", stream=sys.stderr)
+    connection = Connection(descriptor)
+    setup = connection.receive()
+    if not isinstance(setup, wire.Setup):
+        os._exit(0)
+    set_threads(setup.settings.torch_threads, len(os.sched_getaffinity(0)))
+
+    def died(message: str) -> None:
+        connection.send(wire.Dying(message=message))
+        connection.flush(_LAST_WORDS_SECONDS)
+        os._exit(EXIT_LOOP_DIED)
+
+    boot_id = uuid.uuid4().hex
+    rank = Rank(
+        number=setup.rank,
+        boot_id=boot_id,
+        settings=setup.settings,
+        faults=faults.Faults(os.environ.get(faults.VARIABLE, "")),
+        emit=lambda tokens: connection.send(wire.Produced(tokens=tokens)),
+        died=died,
+    )
+    worker = Worker(connection, rank)
+    connection.send(wire.Hello(boot_id=boot_id, pid=os.getpid()))
+    with contextlib.suppress(ConnectionError):
+        while (order := connection.receive()) is not None:
+            worker.dispatch(order)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Hashes live tensors in checkpoint coordinates, beside running decoding.
+
+The interpreter lock is free while bytes are hashed; two threads are enough to keep a disk-sized model to seconds
+without taking all cores from the engine.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import torch
+
+from modelswap_engine.weights.mapping import Group, Loader
+
+THREADS: Final = 2
+_EXACT: Final[dict[torch.dtype, frozenset[torch.dtype]]] = {
+    torch.bfloat16: frozenset({torch.float32, torch.float64}),
+    torch.float16: frozenset({torch.float32, torch.float64}),
+    torch.float32: frozenset({torch.float64}),
+}
+"""Source dtype → live dtypes that hold every value of it, so that casting back gives the very bytes."""
+
+
+def sha256_of(tensor: torch.Tensor) -> str:
+    """Return the sha256 (64 hex digits) of a tensor's raw bytes in row-major order."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
+    return hashlib.sha256(memoryview(raw.numpy())).hexdigest()
+
+
+def hash_groups(
+    groups: Iterable[Group],
+    loader: Loader,
+    live: Mapping[str, torch.Tensor],
+    dtypes: Mapping[str, torch.dtype],
+) -> tuple[dict[str, str], int]:
+    """Return name → sha256 for the checkpoint tensors that can be had back, and how many bytes were hashed.
+
+    ``live`` maps every runtime name to its tensor; ``dtypes`` are the checkpoint's.
+    """
+    hashes: dict[str, str] = {}
+    total = 0
+
+    def one(group: Group) -> tuple[dict[str, str], int]:
+        found: dict[str, str] = {}
+        size = 0
+        for part in group.parts:
+            exported = loader.export(part, {name: live[name] for name in part.targets})
+            for name, tensor in exported.items():
+                original = restore_dtype(tensor, dtypes[name])
+                if original is not None:
+                    found[name] = sha256_of(original)
+                    size += original.numel() * original.element_size()
+        return found, size
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="hash") as pool:
+        for found, size in pool.map(one, groups):
+            hashes |= found
+            total += size
+    return hashes, total
+
+
+def restore_dtype(tensor: torch.Tensor, wanted: torch.dtype) -> torch.Tensor | None:
+    """Return the tensor in its checkpoint dtype, or None where the live dtype could not hold every value."""
+    if tensor.dtype == wanted:
+        return tensor
+    return tensor.to(wanted) if tensor.dtype in _EXACT.get(wanted, frozenset()) else None

@@ -1,0 +1,51 @@
+"""Keeps background staging from starving the decoding that goes on beside it.
+
+It knows time and the scheduler's priority of the calling thread, nothing about weights.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from modelswap_engine.protocol.errors import Cancelled
+
+
+class Pace:
+    """Limits how many bytes per second staging touches, and lets another thread stop it.
+
+    Args:
+        bytes_per_second: upper bound of the rate; 0 means none.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, *, bytes_per_second: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = bytes_per_second
+        self._clock = clock
+        self._due = 0.0
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Make the next :meth:`spend` raise, and wake one that waits."""
+        self._cancelled.set()
+
+    def spend(self, nbytes: int) -> None:
+        """Account for ``nbytes`` and wait until they are due.
+
+        Raises:
+            Cancelled: :meth:`cancel` was called.
+        """
+        wait = 0.0
+        if self._rate:
+            now = self._clock()
+            self._due = max(self._due, now) + nbytes / self._rate
+            # Waits shorter than a scheduler tick are collected instead of slept.
+            wait = self._due - now
+        if self._cancelled.wait(wait) if wait > 0.005 else self._cancelled.is_set():
+            raise Cancelled("staging was cancelled before it had read everything")
+
+
+def lower_priority(niceness: int) -> None:
+    """Make the calling thread, and no other, give way to the rest of the process (Linux: niceness is per thread)."""
+    if niceness:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -1,0 +1,271 @@
+"""Stages, commits, verifies and takes back versions of a live module.
+
+The states are: live; live + staged; live + staged + change (prepared); then, after a commit, live (new) + previous
+(old). It is driven by one thread at a time; only :meth:`WeightUpdater.snapshot` may be called from another one. That
+nothing computes with the module during :meth:`commit` and :meth:`rollback` is the caller's promise.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from modelswap_engine.backends.port import Stage, StageRetained, TensorRange
+from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ManifestMismatch, NotFound
+from modelswap_engine.weights.hashing import hash_groups
+from modelswap_engine.weights.live import LiveTable, storage_bytes
+from modelswap_engine.weights.mapping import Group, Loader, fuse
+from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.reader import dtype_of
+from modelswap_engine.weights.stage import build_group, touched_groups
+from modelswap_engine.weights.version import Change, Staged, Version, plan_change
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The live tensors of one moment by runtime name; they stay what they are when pointers move on."""
+
+    digest: str
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Bytes held by the live, the staged and the retained version; shared memory is counted once."""
+
+    live: int
+    staged: int
+    previous: int
+
+
+def meta_tensors(checkpoint: Sequence[TensorRange]) -> dict[str, torch.Tensor]:
+    """Return shapes and dtypes of a checkpoint as tensors without memory."""
+    return {item.name: torch.empty(item.shape, dtype=dtype_of(item), device="meta") for item in checkpoint}
+
+
+class WeightUpdater:
+    """The versions of one module.
+
+    Args:
+        module: holds the live version already.
+        loader: the engine's rules for this module.
+        digest: of the live version.
+        checkpoint: all tensors of the live version.
+        midway: called after the first pointer of a commit has moved; tests break off here.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loader: Loader,
+        *,
+        digest: str,
+        checkpoint: Sequence[TensorRange],
+        midway: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._table = LiveTable(module)
+        self._loader = loader
+        self._midway = midway
+        self._shapes = meta_tensors(checkpoint)
+        self.groups = fuse(loader.plan(self._shapes), self._table)
+        self._home: dict[str, Group] = {name: group for group in self.groups for name in group.sources}
+        self._unverifiable: frozenset[str] = frozenset(self._shapes) - self._home.keys()
+        self._lock = threading.Lock()
+        self._digest = digest
+        self._hashes = {item.name: item.sha256 for item in checkpoint}
+        self._expected = self._table.pointers()
+        self._previous: Version | None = None
+        self._staged: Staged | None = None
+        self._prepared: Change | None = None
+        self._applied: Change | None = None
+
+    @property
+    def digest(self) -> str:
+        """The digest of the live version."""
+        return self._digest
+
+    @property
+    def unverifiable(self) -> frozenset[str]:
+        """Checkpoint tensors whose bytes cannot be had back from the live ones."""
+        return self._unverifiable
+
+    def prove(self) -> int:
+        """Hash all live tensors against the version's manifest, after a load; return the bytes hashed.
+
+        A tensor that went through an inexact conversion is known by its hash at reading and is ``unverifiable``.
+
+        Raises:
+            ManifestMismatch: a tensor that the engine holds as it is in the checkpoint has other bytes.
+        """
+        actual, size = self.hash(self.snapshot(), self.groups)
+        lossy = {name for name in self._home if name not in actual}
+        for group in self.groups:
+            for part in group.parts:
+                wrong = [name for name in part.sources if name in actual and actual[name] != self._hashes[name]]
+                if wrong and len(part.sources) == 1 and len(part.targets) == 1:
+                    raise self._mismatch(wrong[0], actual[wrong[0]])
+                lossy.update(wrong)
+        self._unverifiable |= lossy
+        return size
+
+    def stage(self, order: Stage, *, pace: Pace) -> Staged:
+        """Read, prove and lay out the tensors of an order beside the live ones.
+
+        Raises:
+            ModelswapError: see :mod:`~modelswap_engine.weights.reader` and :mod:`~modelswap_engine.weights.stage`.
+        """
+        self._drop_staged()
+        if order.drop_previous:
+            self._previous = None
+        tensors: dict[str, torch.Tensor] = {}
+        hashes: dict[str, str] = {}
+        fetched = 0
+        for group, members in touched_groups(order.tensors, self._home, self._shapes):
+            tensors |= build_group(group, members, self._loader, self._table, pace=pace)
+            hashes |= {member.name: member.sha256 for member in members}
+            fetched += sum(member.nbytes for member in members)
+        version = Version(digest=order.digest, tensors=tensors, hashes=hashes)
+        self._staged = Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
+        return self._staged
+
+    def stage_retained(self, order: StageRetained) -> Staged:
+        """Stage the retained previous version; nothing is read.
+
+        Raises:
+            NotFound: no such version is retained.
+        """
+        self._drop_staged()
+        if self._previous is None or self._previous.digest != order.digest:
+            held = self._previous.digest if self._previous else "nothing"
+            raise NotFound(
+                f"version {order.digest} is not retained in memory ({held} is)",
+                advice="swap to it from its source",
+                details={"digest": order.digest},
+            )
+        self._staged = Staged(order.operation_id, self._previous, keep_previous=True, retained=True)
+        return self._staged
+
+    def prepare(self, operation_id: str) -> str:
+        """Work out the commit and its inverse; return the staged digest. Afterwards a commit only moves pointers.
+
+        Raises:
+            NotFound: nothing is staged for the operation.
+            IncompatibleModel: a staged tensor does not fit the memory it replaces.
+        """
+        staged = self._staged
+        if staged is None or staged.operation_id != operation_id:
+            raise NotFound(f"nothing is staged for operation {operation_id}", advice="stage it again")
+        for name, tensor in staged.version.tensors.items():
+            if self._table.check(name, tensor) is not tensor:
+                raise IncompatibleModel(f"staged tensor {name} is not in runtime layout", details={"tensor": name})
+        self._prepared = plan_change(
+            self._table, staged, digest=self._digest, hashes=self._hashes, older=self._previous
+        )
+        return staged.version.digest
+
+    def commit(self, operation_id: str) -> None:
+        """Move the pointers. If it raises, :meth:`rollback` still restores every one of them.
+
+        Raises:
+            NotFound: the operation is not prepared.
+        """
+        change = self._prepared
+        if change is None or change.staged.operation_id != operation_id:
+            raise NotFound(f"operation {operation_id} is not prepared", advice="prepare it again")
+        with self._lock:
+            self._prepared, self._applied = None, change
+            for number, (holder, tensor) in enumerate(change.forward):
+                holder.data = tensor
+                if number == 0:
+                    self._midway()
+            self._take(change.staged.version, change.after)
+            self._previous, self._staged = change.old, None
+
+    def rollback(self, operation_id: str) -> None:
+        """Put back what was live before the operation's commit; without a commit this does nothing.
+
+        Raises:
+            Busy: the operation's commit can no longer be undone, because another one came after it.
+        """
+        change = self._applied
+        if change is None or change.staged.operation_id != operation_id:
+            if self._staged is not None and self._staged.operation_id == operation_id:
+                return
+            raise Busy(
+                f"operation {operation_id} is not the last commit of this worker",
+                advice="load the wanted version",
+                details={"operation": operation_id},
+            )
+        with self._lock:
+            for holder, tensor in change.backward:
+                holder.data = tensor
+            self._take(change.old, change.before)
+            self._previous, self._staged, self._applied = change.older, change.staged, None
+
+    def _take(self, version: Version, pointers: Mapping[str, tuple[int, ...]]) -> None:
+        self._expected.update(pointers)
+        self._hashes.update(version.hashes)
+        self._digest = version.digest
+
+    def verify(self, *, strict: bool) -> str:
+        """Prove that every live pointer is the expected one, with ``strict`` every byte; return the live digest.
+
+        Raises:
+            Internal: a parameter points elsewhere.
+            ManifestMismatch: a live tensor has other bytes than the version's manifest says.
+        """
+        actual = self._table.pointers()
+        moved = [name for name, pointers in self._expected.items() if actual[name] != pointers]
+        if moved:
+            raise Internal(
+                f"parameter {moved[0]} is not the one that was staged (and {len(moved) - 1} more)",
+                advice="the worker rolls back; if that fails, restart it",
+                details={"tensor": moved[0]},
+            )
+        if strict:
+            hashes, _ = self.hash(self.snapshot(), self.groups)
+            for name in sorted(hashes.keys() - self._unverifiable):
+                if hashes[name] != self._hashes[name]:
+                    raise self._mismatch(name, hashes[name])
+        return self._digest
+
+    def _mismatch(self, name: str, actual: str) -> ManifestMismatch:
+        return ManifestMismatch(
+            f"live tensor {name} hashes to {actual[:16]}…, version {self._digest} says {self._hashes[name][:16]}…",
+            advice="the memory of the worker was changed; load the version again",
+            details={"tensor": name, "expected": self._hashes[name], "actual": actual},
+        )
+
+    def release(self, operation_id: str, *, previous: bool) -> None:
+        """Drop what is staged for the operation and the means to undo it; with ``previous`` the retained version too.
+
+        A version that its order did not want to keep goes as well.
+        """
+        if self._staged is not None and self._staged.operation_id == operation_id:
+            self._drop_staged()
+        applied, self._applied = self._applied, None
+        if previous or (applied is not None and not applied.staged.keep_previous):
+            self._previous = None
+
+    def _drop_staged(self) -> None:
+        self._staged, self._prepared = None, None
+
+    def snapshot(self) -> Snapshot:
+        """Return the live tensors of this moment; safe beside a commit."""
+        with self._lock:
+            tensors = {name: slot.tensor for slot in self._table.slots.values() for name in slot.names}
+            return Snapshot(digest=self._digest, tensors=tensors)
+
+    def hash(self, snapshot: Snapshot, groups: Sequence[Group]) -> tuple[dict[str, str], int]:
+        """Return name → sha256 of a snapshot in checkpoint coordinates, and the bytes hashed."""
+        dtypes = {name: tensor.dtype for name, tensor in self._shapes.items()}
+        return hash_groups(groups, self._loader, snapshot.tensors, dtypes)
+
+    def sizes(self) -> Sizes:
+        """Return what the versions hold in bytes."""
+        previous: dict[str, torch.Tensor] = {}
+        for number, version in enumerate((self._previous, self._applied.older if self._applied else None)):
+            previous |= {f"{number}.{name}": tensor for name, tensor in (version.tensors if version else {}).items()}
+        staged = self._staged.version.tensors if self._staged and not self._staged.retained else {}
+        return Sizes(live=self._table.nbytes(), staged=storage_bytes(staged), previous=storage_bytes(previous))
