@@ -1,7 +1,10 @@
-"""Helm for the tests of this folder."""
+"""Helm and an API server for the tests of this folder."""
 
 import pytest
 from tests.support.charts import Charts
+from tests.support.custom import definitions, rest
+
+__all__ = ["charts", "definitions", "rest"]
 
 
 @pytest.fixture(scope="session")

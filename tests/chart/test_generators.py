@@ -50,8 +50,8 @@ def test_definition_that_is_gone_is_removed(tree: Path) -> None:
     [
         (
             "description: Where the checkpoint is",
-            "description: '{{ no }}' Where the checkpoint is",
-            "read as a template",
+            "description: '{{ x }}' Where the checkpoint is",
+            "as a template",
         ),
         ("metadata:\n  name: ", "metadata: {}\nx:\n  name: ", "has no line 'metadata:'"),
         ("metadata:\n  name: ", "metadata:\n  labels: {}\n  name: ", "must hold the name only"),
