@@ -55,8 +55,11 @@ async def abort(core: Core, operation: Operation, error: ModelswapError, *, stag
 async def roll_back(core: Core, operation: Operation, error: ModelswapError, old: Version) -> SwapState:
     """From COMMITTING on: put the old tensors back and prove it, by a whole load where that fails."""
 
+    # When it was the resume that failed, ranks may be stepping already: no ground for putting pointers back.
+    standing = operation.status.state is not SwapState.VERIFIED
+
     async def put_back() -> None:
-        if isinstance(error, WorkerLost):
+        if isinstance(error, WorkerLost) or not standing:
             raise error
         await core.engine.rollback(operation.id)
         await core.engine.verify(operation.id, old.digest, strict=False)

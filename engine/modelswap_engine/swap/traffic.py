@@ -66,10 +66,10 @@ class Window:
             )
         return policy
 
-    def reopen(self) -> float:
-        """Let requests in again; returns how long it was closed. Doing it twice does no harm."""
+    def reopen(self) -> float | None:
+        """Let requests in again; returns how long it was closed, None when it was not."""
         if not self._claimed:
-            return 0.0
+            return None
         self._claimed = False
         self._core.lock.release()
         self._core.gate.open(self._hold)

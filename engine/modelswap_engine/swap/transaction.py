@@ -66,6 +66,7 @@ class Transaction:
 
     async def _forward(self) -> None:
         operation = self._operation
+        await self._core.refresh_memory()
         request = PlanRequest(target=self._request.target, traffic=self._request.traffic, loading=self._request.loading)
         async with assess(self._core, request, unless=operation.interrupted) as assessment:
             decision, self._new = assessment.decision, assessment.version
@@ -187,7 +188,7 @@ class Transaction:
         """Open the gate, once, and be ready again unless something else keeps the engine from it."""
         core = self._core
         seconds = self._window.reopen()
-        if seconds:
+        if seconds is not None:
             self._operation.note(pause_seconds=seconds)
         if core.reason == "Draining":
             core.closing = False

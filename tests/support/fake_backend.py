@@ -1,0 +1,312 @@
+"""An engine in memory: it stands in for a real one in unit tests of the swap, and nowhere else.
+
+It is faithful where the swap depends on it: it holds the bytes of every tensor, proves them by hash, keeps what a commit
+replaced, forgets everything when it dies, and notes every call that the order of the port forbids. It can be told to
+fail, die, hang or lie at any step.
+"""
+
+import asyncio
+import fnmatch
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import Enum, auto
+
+from modelswap_engine.backends.port import (
+    Generate,
+    Hashes,
+    Layout,
+    Load,
+    RankState,
+    Reply,
+    RequestPolicy,
+    Stage,
+    StageRetained,
+    TensorRange,
+    Tokens,
+)
+from modelswap_engine.protocol.errors import Internal, ManifestMismatch, ModelswapError, UnsupportedChange, WorkerLost
+from modelswap_engine.protocol.messages import Capabilities, MemoryState, TrafficMode
+from tests.support.fake_source import sha256
+
+Tensors = dict[str, bytes]
+
+
+class Fault(Enum):
+    """What goes wrong, once, at a step."""
+
+    ERROR = auto()  # the last rank answers an error and the step did not happen
+    LATE_ERROR = auto()  # the step happened, but the last rank answers an error
+    RAISE = auto()  # a defect: an exception that is no typed error
+    DIE = auto()  # the worker dies before the step
+    DIE_AFTER = auto()  # the worker dies after the step
+    HANG = auto()  # no answer, ever
+    LIE = auto()  # the answer names another digest
+    FLIP = auto()  # a bit of a live tensor flips
+
+
+class FakeBackend:
+    """See the module.
+
+    Attributes:
+        faults: what goes wrong at the next call of a step; each happens once.
+        steps: every call so far.
+        violations: calls that the port's order forbids; tests look at it at the end.
+        requests: what ``running`` answers.
+        limit: bytes that the engine may use, -1 for no limit.
+    """
+
+    def __init__(self, *, read: Callable[[TensorRange], bytes], ranks: int = 2) -> None:
+        self._read = read
+        self._size = ranks
+        self._boots = 0
+        self._alive = False
+        self._busy = ""
+        self.faults: dict[str, Fault] = {}
+        self.error: ModelswapError = Internal("told to fail")
+        self.steps: list[str] = []
+        self.violations: list[str] = []
+        self.requests = 0
+        self.limit = -1
+        self.modes = [TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.ABORT]
+        self.policies: list[RequestPolicy] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.live: Tensors = {}
+        self.digest = ""
+        self.staged: tuple[str, str, Tensors] | None = None
+        self.prepared = ""
+        self.paused = ""
+        self.committed = ""
+        self.undo: tuple[str, Tensors] | None = None
+        self.previous: tuple[str, Tensors] | None = None
+
+    def kill(self) -> None:
+        """The worker dies."""
+        self._alive = False
+        self._clear()
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    async def start(self) -> None:
+        self.steps.append("start")
+        self._boots += 1
+        self._alive = True
+
+    async def stop(self) -> None:
+        self.steps.append("stop")
+        self.kill()
+
+    async def load(self, order: Load) -> Sequence[Reply]:
+        if not self._alive:
+            await self.start()
+        self._clear()
+
+        def act() -> None:
+            self.live = self._fetch(order.tensors)
+            self.digest = order.digest
+
+        return await self._step("load", order.operation_id, act)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(traffic_modes=list(self.modes))
+
+    def layout(self) -> Layout:
+        """Every tensor alone, but ``q`` and ``k`` are one parameter."""
+        fused = tuple(name for name in ("k", "q") if name in self.live)
+        singles = tuple((name,) for name in sorted(self.live) if name not in fused)
+        return Layout(architecture="Tiny", groups=((fused,) if fused else ()) + singles)
+
+    def ranks(self) -> Sequence[RankState]:
+        return [
+            RankState(rank=rank, boot_id=f"boot-{self._boots}", pid=1, alive=self._alive, digest=self.digest)
+            for rank in range(self._size)
+        ]
+
+    async def memory(self) -> MemoryState:
+        self._need(self._alive, "memory of a dead engine")
+        staged = _size(self.staged[2]) if self.staged is not None else 0
+        previous = _size(self.previous[1]) if self.previous is not None else 0
+        used = _size(self.live) + staged + previous
+        return MemoryState(
+            model_bytes=_size(self.live),
+            staged_bytes=staged,
+            previous_bytes=previous,
+            limit_bytes=self.limit,
+            available_bytes=-1 if self.limit < 0 else self.limit - used,
+        )
+
+    async def stage(self, order: Stage | StageRetained) -> Sequence[Reply]:
+        self._law(bool(self.live) and self.staged is None and not self.paused, "stage")
+
+        def act() -> None:
+            if isinstance(order, StageRetained):
+                if self.previous is None or self.previous[0] != order.digest:
+                    raise UnsupportedChange("that version is not retained")
+                tensors = self.previous[1]
+            else:
+                if order.drop_previous:
+                    self.previous = None
+                tensors = self._fetch(order.tensors)
+            self.staged = (order.operation_id, order.digest, tensors)
+
+        fetched = sum(t.nbytes for t in order.tensors) if isinstance(order, Stage) else 0
+        return await self._step("stage", order.operation_id, act, fetched_bytes=fetched)
+
+    async def prepare(self, operation_id: str) -> Sequence[Reply]:
+        self._law(self.staged is not None and self.staged[0] == operation_id, "prepare")
+
+        def act() -> None:
+            self.prepared = operation_id
+
+        return await self._step("prepare", operation_id, act, digest=self.staged[1] if self.staged else "")
+
+    async def pause(self, operation_id: str, *, timeout: float) -> Sequence[Reply]:
+        self._law(self.prepared == operation_id and not self.paused, "pause")
+
+        def act() -> None:
+            self.paused = operation_id
+
+        return await self._step("pause", operation_id, act)
+
+    async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
+        self._law(self.paused == operation_id == self.prepared and self.committed != operation_id, "commit")
+        self.policies.append(policy)
+
+        def act() -> None:
+            assert self.staged is not None
+            _, digest, tensors = self.staged
+            old = {name: self.live[name] for name in tensors}
+            self.live = self.live | tensors
+            self.undo = (self.digest, old)
+            self.previous = (self.digest, old)
+            self.digest, self.staged, self.committed = digest, None, operation_id
+
+        return await self._step("commit", operation_id, act, requests=self.requests, commit_microseconds=5.0)
+
+    async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
+        self._law(self.paused == operation_id, "verify")
+        return await self._step("verify", operation_id, lambda: None, digest=self.digest)
+
+    async def rollback(self, operation_id: str) -> Sequence[Reply]:
+        self._law(self.paused == operation_id, "rollback")
+
+        def act() -> None:
+            if self.committed == operation_id and self.undo is not None:
+                self.digest, old = self.undo
+                self.live = self.live | old
+                self.undo = self.previous = None
+                self.committed = ""
+
+        return await self._step("rollback", operation_id, act)
+
+    async def resume(self, operation_id: str) -> Sequence[Reply]:
+        def act() -> None:
+            self.paused = ""
+
+        return await self._step("resume", operation_id, act)
+
+    async def release(self, operation_id: str, *, previous: bool) -> Sequence[Reply]:
+        self._law(not self.paused, "release")
+
+        def act() -> None:
+            self.staged, self.prepared = None, ""
+            if previous:
+                self.previous = None
+
+        return await self._step("release", operation_id, act)
+
+    async def hashes(self, pattern: str) -> Hashes:
+        self._law(not self.paused, "hashes")
+        await self._step("hashes", "", lambda: None)
+        found = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
+        return Hashes(tensors=found, bytes=_size(self.live), seconds=0.1)
+
+    def generate(self, request: Generate) -> AsyncIterator[Tokens]:
+        raise AssertionError("the swap generates nothing")
+
+    def running(self) -> int:
+        return self.requests
+
+    async def _step(
+        self,
+        name: str,
+        operation_id: str,
+        act: Callable[[], None],
+        *,
+        digest: str | None = None,
+        fetched_bytes: int = 0,
+        requests: int = 0,
+        commit_microseconds: float = 0.0,
+    ) -> Sequence[Reply]:
+        self.steps.append(name)
+        if self._busy:
+            self.violations.append(f"{name} while {self._busy} has not answered")
+        self._busy = name
+        try:
+            error = await self._act(name, self.faults.pop(name, None), act)
+        finally:
+            self._busy = ""
+        answered = self.digest if digest is None else digest
+        return [
+            Reply(
+                operation_id=operation_id,
+                rank=rank,
+                boot_id=f"boot-{self._boots}",
+                error=error.body() if error is not None and rank == self._size - 1 else None,
+                digest="sha256:lie" if self._lying and rank == self._size - 1 else answered,
+                fetched_bytes=fetched_bytes if rank == 0 else 0,
+                staged_bytes=_size(self.staged[2]) if self.staged is not None and rank == 0 else 0,
+                commit_microseconds=commit_microseconds + rank,
+                requests=requests if rank == 0 else 0,
+                method="pointer",
+            )
+            for rank in range(self._size)
+        ]
+
+    async def _act(self, name: str, fault: Fault | None, act: Callable[[], None]) -> ModelswapError | None:
+        self._lying = fault is Fault.LIE
+        self._need(self._alive, name)
+        await asyncio.sleep(0)
+        if fault is Fault.HANG:
+            await asyncio.Event().wait()
+        if fault is Fault.RAISE:
+            raise RuntimeError(f"{name} was told to break")
+        if fault is Fault.DIE:
+            self.kill()
+        self._need(self._alive, name)
+        if fault is Fault.ERROR:
+            return self.error
+        try:
+            act()
+        except ModelswapError as error:
+            return error
+        if fault is Fault.FLIP and self.live:
+            victim = sorted(self.live)[0]
+            self.live[victim] = bytes([self.live[victim][0] ^ 1]) + self.live[victim][1:]
+        if fault is Fault.DIE_AFTER:
+            self.kill()
+            self._need(self._alive, name)
+        return self.error if fault is Fault.LATE_ERROR else None
+
+    def _fetch(self, tensors: Sequence[TensorRange]) -> Tensors:
+        found = {tensor.name: self._read(tensor) for tensor in tensors}
+        for tensor in tensors:
+            if sha256(found[tensor.name]) != tensor.sha256:
+                raise ManifestMismatch(f"tensor {tensor.name}: the bytes are not those of the manifest")
+        return found
+
+    def _need(self, alive: bool, step: str) -> None:
+        if not alive:
+            raise WorkerLost(f"the worker is dead ({step})")
+
+    def _law(self, legal: bool, step: str) -> None:
+        if self._alive and not legal:
+            state = Counter({"staged": bool(self.staged), "paused": bool(self.paused), "loaded": bool(self.live)})
+            self.violations.append(f"{step} is not legal now: {dict(state)}, last steps {self.steps[-6:]}")
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(len(data) for data in tensors.values())

@@ -1,0 +1,110 @@
+"""Checkpoints in memory behind the source port, for unit tests of the swap only."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.checkpoint.canonical import side_file
+from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry, make_manifest
+from modelswap_engine.protocol.errors import ModelswapError, SourceChanged, SourceNotFound
+
+CONFIG = b'{"architectures": ["Tiny"], "hidden_size": 4, "eos_token_id": 2}'
+
+
+class FakeCheckpoint:
+    """Tensors (U8, one dimension) and side files."""
+
+    def __init__(
+        self, tensors: dict[str, bytes], *, side: dict[str, bytes] | None = None, architecture: str = "Tiny"
+    ) -> None:
+        self.tensors = tensors
+        self.side = {"config.json": CONFIG} | (side or {})
+        self.architecture = architecture
+
+    def manifest(self) -> Manifest:
+        entries = {
+            name: TensorEntry(
+                name=name,
+                dtype="U8",
+                shape=(len(data),),
+                nbytes=len(data),
+                file="model.safetensors",
+                offset=0,
+                sha256=sha256(data),
+            )
+            for name, data in self.tensors.items()
+        }
+        side = {
+            name: side_file(name, data) for name, data in self.side.items()
+        }
+        return make_manifest(entries, side, architecture=self.architecture)
+
+    @property
+    def digest(self) -> str:
+        return self.manifest().digest
+
+
+class FakeResolved:
+    def __init__(self, place: "FakeSources", uri: str, checkpoint: FakeCheckpoint) -> None:
+        self._place = place
+        self._checkpoint = checkpoint
+        self.uri = uri
+        self.manifest = checkpoint.manifest()
+        self.header_bytes = 100
+
+    def range_of(self, name: str) -> TensorRange:
+        entry = self.manifest.by_name[name]
+        return TensorRange(
+            name=name,
+            dtype=entry.dtype,
+            shape=entry.shape,
+            path=self.uri,
+            offset=0,
+            nbytes=entry.nbytes,
+            sha256=entry.sha256,
+        )
+
+    async def copy_side_files(self, destination: Path) -> None:
+        destination.mkdir(exist_ok=True)
+        for name, data in self._checkpoint.side.items():
+            (destination / name).write_bytes(data)
+
+    async def unchanged(self) -> None:
+        if self.uri in self._place.touched:
+            raise SourceChanged(f"{self.uri} was overwritten while it was read")
+
+
+class FakeSources:
+    """All checkpoints by URI.
+
+    Attributes:
+        errors: raised instead of resolving.
+        hanging: these never answer.
+        touched: these say that they changed since they were resolved.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoints: dict[str, FakeCheckpoint] = {}
+        self.errors: dict[str, ModelswapError] = {}
+        self.hanging: set[str] = set()
+        self.touched: set[str] = set()
+        self.resolved: list[str] = []
+
+    async def resolve(self, uri: str) -> FakeResolved:
+        self.resolved.append(uri)
+        if uri in self.hanging:
+            await asyncio.Event().wait()
+        if uri in self.errors:
+            raise self.errors[uri]
+        if uri not in self.checkpoints:
+            raise SourceNotFound(f"{uri}: nothing is there")
+        return FakeResolved(self, uri, self.checkpoints[uri])
+
+    def read(self, tensor: TensorRange) -> bytes:
+        """What an engine reads: the bytes as they are now."""
+        return self.checkpoints[tensor.path].tensors[tensor.name]
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
