@@ -165,6 +165,19 @@ class Tokens(Record, frozen=True, kw_only=True):
     error: str = ""
 
 
+class TokenStream(Protocol):
+    """The answer to one prompt; the item with ``finish`` is the last."""
+
+    def __aiter__(self) -> AsyncIterator[Tokens]:
+        """Return itself."""
+
+    async def __anext__(self) -> Tokens:
+        """Return the next tokens."""
+
+    async def aclose(self) -> None:
+        """End the generation if it still runs; closing twice does no harm."""
+
+
 class Backend(Protocol):
     """An inference engine whose weights can be changed while it runs.
 
@@ -220,8 +233,13 @@ class Backend(Protocol):
     async def hashes(self, pattern: str) -> Hashes:
         """Re-hash live tensors whose checkpoint names match a glob, while requests run."""
 
-    def generate(self, request: Generate) -> AsyncIterator[Tokens]:
-        """Run a prompt; closing the iterator aborts it. The last item carries ``finish``."""
+    def generate(self, request: Generate) -> TokenStream:
+        """Run a prompt; the request is with the engine when this returns. Closing the stream aborts it.
+
+        Raises:
+            BadRequest: the engine cannot run this prompt.
+            NotReady, WorkerLost: not now.
+        """
 
     def running(self) -> int:
         """Say how many requests the engine is working on."""
