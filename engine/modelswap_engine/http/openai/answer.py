@@ -3,10 +3,10 @@
 Knows the backend port and text, no HTTP. Whoever stops iterating ends the generation in the engine.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from modelswap_engine.backends.port import FinishReason, Tokens
+from modelswap_engine.backends.port import FinishReason, Tokens, TokenStream
 from modelswap_engine.http.openai.errors import Interrupted
 from modelswap_engine.http.openai.text import TextStream
 from modelswap_engine.protocol.errors import VersionRequired
@@ -33,7 +33,7 @@ class Answer:
 
     def __init__(
         self,
-        tokens: AsyncIterator[Tokens],
+        tokens: TokenStream,
         *,
         text: TextStream,
         eos: frozenset[int],

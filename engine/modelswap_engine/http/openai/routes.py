@@ -7,14 +7,14 @@ exactly once, however the request ends.
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import web
 
-from modelswap_engine.backends.port import Backend, Generate, Tokens
+from modelswap_engine.backends.port import Backend, Generate
 from modelswap_engine.http.bodies import json_response, read_bytes
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai import bodies, requests
@@ -119,7 +119,9 @@ class DataPort:
                     text=text,
                     context_limit=self._settings.context_limit,
                 )
-                async with aclosing(_started(self._backend, order, admission.submitted)) as tokens:
+                stream = self._backend.generate(order)
+                admission.submitted()
+                async with aclosing(stream) as tokens:
                     answer = Answer(
                         tokens,
                         text=TextStream(text.decode, stops),
@@ -177,28 +179,3 @@ async def _bounded(encode_prompt: Callable[[TextModel], tuple[int, ...]], text: 
             return await asyncio.to_thread(partial(encode_prompt, text))
     except TimeoutError:
         raise BadRequest(f"the prompt could not be tokenized within {ENCODE_SECONDS:.0f} s") from None
-
-
-async def _started(backend: Backend, order: Generate, submitted: Callable[[], None]) -> AsyncGenerator[Tokens]:
-    """Run the order, and say ``submitted`` as soon as the engine has it, long before its first token."""
-    stream = backend.generate(order)
-    first = asyncio.ensure_future(_first(stream))
-    try:
-        await asyncio.sleep(0)  # the task above runs up to its first wait: the order is with the backend
-        submitted()
-        item = await first
-        if item is not None:
-            yield item
-            async for item in stream:
-                yield item
-    finally:
-        if not first.done():
-            first.cancel()
-            await asyncio.wait({first})
-        close = getattr(stream, "aclose", None)
-        if close is not None:
-            await close()
-
-
-async def _first(stream: AsyncIterator[Tokens]) -> Tokens | None:
-    return await anext(stream, None)
