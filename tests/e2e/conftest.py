@@ -1,0 +1,59 @@
+"""One cluster, one operator, one set of tiny models for all end-to-end tests; removed at the end unless kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cache import REPOSITORY
+from tests.support.cluster.provider import Cluster
+from tests.support.cluster.select import TEST_CLUSTER, TEST_PORT, cluster_provider
+from tests.support.stack import build_images, install_operator, models_folder
+
+_MAKE_MODELS = """
+import shutil, sys
+from pathlib import Path
+from modelswap_engine.checkpoint.build import build_manifest
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, encode
+from tests.support.models import disjoint_pair, edit_tensor, flip_byte, write_variant
+
+root = Path(sys.argv[1])
+pair = disjoint_pair(root)
+for model in (pair.old, pair.new):
+    (model / MANIFEST_FILE).write_bytes(encode(build_manifest(model)))
+flipped = write_variant(pair.new, root / "flipped", ["lm_head.weight"], seed=7)
+(flipped / MANIFEST_FILE).write_bytes(encode(build_manifest(flipped)))
+flip_byte(flipped, "lm_head.weight", position=64)  # its manifest says what it should have been
+shutil.copytree(pair.old, root / "shape", ignore=shutil.ignore_patterns(MANIFEST_FILE))
+edit_tensor(root / "shape", "model.norm.weight", lambda tensor: tensor[:-1])
+"""
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The test cluster with both images of this checkout and the operator from its chart."""
+    cluster = cluster_provider().ensure(name=TEST_CLUSTER, data_port=TEST_PORT)
+    build_images(cluster)
+    install_operator(cluster)
+    yield cluster
+    if not os.environ.get("MODELSWAP_KEEP"):
+        cluster.delete()
+
+
+@pytest.fixture(scope="session")
+def models() -> Path:
+    """``v1``, ``v2`` (no answer of one can be mistaken for the other's), ``flipped`` and ``shape``."""
+    folder = models_folder("e2e")
+    if not folder.exists():
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        subprocess.run(["rm", "-rf", str(unfinished)], check=True)
+        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/engine"}
+        subprocess.run([sys.executable, "-c", _MAKE_MODELS, str(unfinished)], check=True, env=environment)
+        subprocess.run(["chmod", "-R", "a+rX", str(unfinished)], check=True)
+        unfinished.rename(folder)
+    return folder

@@ -1,0 +1,102 @@
+"""The main job on a real cluster: versions change under load, no pod restarts, nothing fails or mixes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.answers import mixed_by_text
+from demo.load import Load
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, decode
+from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
+from tests.support.models import LOWER, UPPER
+from tests.support.stack import Pod, Slot
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+def manifest_of(model: Path) -> Manifest:
+    return decode((model / MANIFEST_FILE).read_bytes())
+
+
+def identity(pods: dict[str, Pod]) -> dict[str, tuple[str, int, str]]:
+    return {name: (pod.uid, pod.restarts, pod.started) for name, pod in pods.items()}
+
+
+@pytest.fixture(scope="module")
+def slot(cluster: Cluster, models: Path) -> Iterator[Slot]:
+    slot = Slot(cluster, name="main-job", models=models)
+    slot.install(replicas=2, model="v1", version="1.0", node_port=DATA_NODE_PORT)
+    yield slot
+    slot.uninstall()
+
+
+def load_on(slot: Slot) -> Load:
+    return Load(slot.cluster.data_url, model=slot.name, streams=4, max_tokens=32, mixed=mixed_by_text(LOWER, UPPER))
+
+
+async def decided(slot: Slot, version: str, model: str, *, digest: str = "") -> None:
+    generation = await asyncio.to_thread(slot.apply, version, model, digest=digest)
+    await asyncio.to_thread(slot.wait_ready, generation)
+
+
+async def test_versions_change_under_load_and_bad_ones_are_refused(slot: Slot) -> None:
+    before = identity(slot.pods())
+    old, new = manifest_of(slot.models / "v1"), manifest_of(slot.models / "v2")
+    async with load_on(slot) as load:
+        await load.served_more(8)
+        await decided(slot, "1.0", "v1")
+        await decided(slot, "1.1", "v2", digest=new.digest)
+        await load.served_more(8)
+        for pod in slot.pods().values():
+            check = await asyncio.to_thread(slot.check, pod)
+            assert check.tensors == {entry.name: entry.sha256 for entry in new.tensors}
+            assert check.digest == new.digest
+        await refused(
+            slot, "1.2", "flipped", digest=manifest_of(slot.models / "flipped").digest, names="lm_head.weight"
+        )
+        await refused(slot, "1.3", "shape", names="model.norm.weight")
+        for pod in slot.pods().values():
+            assert (await asyncio.to_thread(slot.check, pod)).digest == new.digest
+        await load.served_more(8)
+        await decided(slot, "1.0", "v1")
+        await load.served_more(8)
+    for pod in slot.pods().values():
+        check = await asyncio.to_thread(slot.check, pod)
+        assert check.tensors == {entry.name: entry.sha256 for entry in old.tensors}
+    summary = load.summary()
+    assert (summary.failed, summary.mixed) == (0, 0), summary.lines()
+    assert set(summary.by_version) == {"1.0", "1.1"}
+    assert identity(slot.pods()) == before
+    history = slot.get()["status"]["history"]
+    assert {entry["version"] for entry in history} >= {"1.0", "1.1"}
+
+
+async def refused(slot: Slot, version: str, model: str, *, names: str, digest: str = "") -> None:
+    """Apply a bad version; the object says what is wrong with which tensor, and the pods serve on."""
+    await asyncio.to_thread(slot.apply, version, model, digest=digest)
+    await asyncio.to_thread(slot.wait_stalled)
+    text = slot.describe()
+    assert names in text
+    assert slot.condition("Serving")["status"] == "True"
+    assert "Traceback" not in text
+
+
+async def test_suspend_publishes_the_plan_and_does_nothing(slot: Slot) -> None:
+    old, new = manifest_of(slot.models / "v1"), manifest_of(slot.models / "v2")
+    await decided(slot, "1.0", "v1")
+    await asyncio.to_thread(slot.apply, "1.1", "v2", suspend=True)
+    await asyncio.to_thread(slot.wait_condition, "Suspended")
+    await asyncio.to_thread(slot.wait_field, "{.status.plan[0].changedTensors}")
+    (plan,) = slot.get()["status"]["plan"]
+    changed = [entry for entry in new.tensors if old.by_name[entry.name].sha256 != entry.sha256]
+    assert plan["fromDigest"] == old.digest
+    assert (plan["changedTensors"], plan["changedBytes"]) == (len(changed), sum(entry.nbytes for entry in changed))
+    for pod in slot.pods().values():
+        live = (await asyncio.to_thread(slot.state, pod)).live
+        assert live is not None
+        assert live.digest == old.digest
+    await decided(slot, "1.0", "v1")

@@ -1,0 +1,375 @@
+"""modelswap as a user installs it, on a real cluster: images, both charts, tiny models, the slot's objects.
+
+Everything goes through helm, kubectl and the ports a user has; nothing reaches into a pod but where a test kills it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, CheckResult, EngineState
+from tests.support.cache import REPOSITORY, cache_root, kube_binaries, run_script
+from tests.support.cluster.provider import Cluster
+
+OPERATOR_NAMESPACE = "modelswap-system"
+WAIT = "--timeout=180s"
+IN_THE_MIDDLE = ("Planned", "Fetching", "Staged", "Prepared")
+
+
+def build_images(cluster: Cluster) -> None:
+    """Build both images from this checkout and hand them to the cluster's nodes."""
+    run_script("images/site.sh")
+    for name in ("operator", "engine"):
+        run_script("images/build.sh", name)
+        cluster.load_image(f"modelswap/{name}:dev")
+
+
+def models_folder(name: str) -> Path:
+    """Return a folder that pods see as ``/models/<name>``, keyed by the code that fills it."""
+    key = hashlib.sha256((REPOSITORY / "tests/support/models.py").read_bytes()).hexdigest()[:12]
+    return cache_root() / "models" / f"{name}-{key}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """One engine pod as the API server shows it."""
+
+    name: str
+    uid: str
+    restarts: int
+    ready: bool
+    started: str
+
+    @staticmethod
+    def of(manifest: dict[str, Any]) -> Pod:
+        """Read it from the pod's manifest."""
+        status = manifest.get("status", {})
+        containers = status.get("containerStatuses", [])
+        return Pod(
+            name=manifest["metadata"]["name"],
+            uid=manifest["metadata"]["uid"],
+            restarts=sum(container["restartCount"] for container in containers),
+            ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", [])),
+            started=status.get("startTime", ""),
+        )
+
+
+class Slot:
+    """One release of the engine chart in a namespace of its own, and its ModelVersion."""
+
+    def __init__(self, cluster: Cluster, *, name: str, models: Path) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.namespace = name
+        self.models = models
+
+    def install(
+        self, *, replicas: int, model: str, version: str, node_port: int = 0, env: dict[str, str] | None = None
+    ) -> None:
+        """Install the engine chart and wait until every pod serves the template's model."""
+        values = {
+            "slot": self.name,
+            "servedModelName": self.name,
+            "replicas": replicas,
+            "image": {"repository": "modelswap/engine", "tag": "dev", "pullPolicy": "Never"},
+            "model": {"path": self.inside(model), "version": version},
+            "models": {"mountPath": "/models", "hostPath": {"path": "/models"}},
+            "operator": {"namespace": OPERATOR_NAMESPACE, "serviceAccount": "modelswap"},
+            "kvCache": {"blocks": 128, "pageSize": 32},
+            "maxBatchTokens": 256,
+            "drainSeconds": 20,
+            "service": {"type": "NodePort" if node_port else "ClusterIP", "nodePort": node_port},
+            "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
+            "extraEnv": [{"name": key, "value": value} for key, value in (env or {}).items()],
+            "extraVolumes": [{"name": "site", "hostPath": {"path": "/opt/modelswap/site", "type": "Directory"}}],
+            "extraVolumeMounts": [{"name": "site", "mountPath": "/opt/modelswap/site", "readOnly": True}],
+        }
+        file = self.models.parent / f"{self.name}.values.json"
+        file.write_text(json.dumps(values))
+        chart = str(REPOSITORY / "charts/modelswap-engine")
+        self.cluster.helm(
+            "upgrade", "--install", self.name, chart, "--namespace", self.namespace, "--create-namespace",
+            "--values", str(file), "--wait", "--timeout=4m",
+        )  # fmt: skip
+
+    def uninstall(self) -> None:
+        """Remove the release, its ModelVersion and the namespace."""
+        self.cluster.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", WAIT)
+
+    def inside(self, model: str) -> str:
+        """Return the path of a checkpoint as pods see it."""
+        return f"/models/{self.models.name}/{model}"
+
+    def apply(self, version: str, model: str, *, digest: str = "", **spec: Any) -> int:
+        """Apply the slot's ModelVersion; return its generation."""
+        source = {"uri": f"file://{self.inside(model)}"} | ({"digest": digest} if digest else {})
+        manifest = {
+            "apiVersion": "modelswap.dev/v1alpha1",
+            "kind": "ModelVersion",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": {"servedModelName": self.name, "version": version, "source": source, **spec},
+        }
+        text = self.cluster.kubectl("apply", "-f", "-", "-o", "json", stdin=json.dumps(manifest))
+        return int(json.loads(text)["metadata"]["generation"])
+
+    def get(self) -> dict[str, Any]:
+        """Return the ModelVersion."""
+        found: dict[str, Any] = json.loads(self._kubectl("get", "modelversion", self.name, "-o", "json"))
+        return found
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """Return a condition of the ModelVersion; empty when it is not there."""
+        conditions = self.get().get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def wait_ready(self, generation: int) -> None:
+        """Wait until this generation is decided and Ready."""
+        self._wait("jsonpath={.status.observedGeneration}=" + str(generation))
+        self._wait("condition=Ready")
+
+    def wait_stalled(self) -> None:
+        """Wait until the operator has given this generation up."""
+        self._wait("condition=Stalled")
+
+    def wait_condition(self, kind: str) -> None:
+        """Wait until a condition is True."""
+        self._wait(f"condition={kind}")
+
+    def wait_field(self, path: str) -> None:
+        """Wait until a field of the ModelVersion has a value."""
+        self._wait(f"jsonpath={path}")
+
+    def swapping_pod(self) -> str:
+        """Wait until a pod is staging, and return its name."""
+        with self.watch() as objects:
+            for found in objects:
+                for pod in found.get("status", {}).get("pods", []):
+                    if pod.get("state") in IN_THE_MIDDLE:
+                        return str(pod["name"])
+        raise AssertionError(f"no pod was ever seen in {IN_THE_MIDDLE}")
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[Iterator[dict[str, Any]]]:
+        """Follow the ModelVersion: yields it as it is, then each change, for at most three minutes."""
+        command = ["-n", self.namespace, "get", "modelversion", self.name, "--watch", "--request-timeout=180s"]
+        template = '-o=jsonpath={}{"\\n"}'
+        process = subprocess.Popen(
+            [kubectl_program(), *command, template],
+            env={**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            yield (json.loads(line) for line in process.stdout if line.strip())
+        finally:
+            process.terminate()
+            process.wait(10)
+
+    def kill_container(self, name: str) -> None:
+        """Kill the pod's engine container without asking; the kubelet starts it again."""
+        uid = self.pods()[name].uid
+        node = self._kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}")
+        kill_on_node(self.cluster, node=node, needle=f"MODELSWAP_POD_UID={uid}")
+
+    def wait_restarted(self, name: str, restarts: int) -> None:
+        """Wait until the container has been started again after so many restarts."""
+        path = "{.status.containerStatuses[0].restartCount}"
+        self._kubectl("wait", f"pod/{name}", f"--for=jsonpath={path}={restarts + 1}", WAIT)
+
+    def wait_engine(self, name: str, digest: str) -> None:
+        """Wait until the pod is ready, and see that it proves this digest and no other."""
+        self._kubectl("wait", f"pod/{name}", "--for=condition=Ready", WAIT)
+        check = self.check(self.pods()[name])
+        assert check.ok
+        assert check.digest == digest
+
+    def pods(self) -> dict[str, Pod]:
+        """Return the slot's pods that are not terminating, by name."""
+        selector = f"modelswap.dev/slot={self.name}"
+        items = json.loads(self._kubectl("get", "pods", "--selector", selector, "-o", "json"))["items"]
+        return {p.name: p for p in map(Pod.of, (i for i in items if "deletionTimestamp" not in i["metadata"]))}
+
+    def wait_pods(self) -> None:
+        """Wait until the Deployment is rolled out."""
+        self._kubectl("rollout", "status", f"deployment/{self.deployment()}", WAIT)
+
+    def deployment(self) -> str:
+        """Return the name of the slot's Deployment."""
+        return self._kubectl("get", "deployments", "-o", "jsonpath={.items[0].metadata.name}")
+
+    def scale(self, replicas: int) -> None:
+        """Change the number of pods."""
+        self._kubectl("scale", f"deployment/{self.deployment()}", f"--replicas={replicas}")
+
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod and wait until it is gone."""
+        self._kubectl("delete", "pod", name, WAIT)
+
+    def assignment(self) -> Assignment:
+        """Return the slot's assignment."""
+        data = json.loads(self._kubectl("get", "configmap", f"modelswap-{self.name}", "-o", "json"))["data"]
+        return msgspec.json.decode(data[ASSIGNMENT_KEY], type=Assignment)
+
+    def describe(self) -> str:
+        """Return what a user reads."""
+        return self._kubectl("describe", "modelversion", self.name)
+
+    def exec_python(self, pod: str, code: str) -> subprocess.CompletedProcess[str]:
+        """Run Python in a pod; only for killing things."""
+        return self.cluster.try_kubectl("-n", self.namespace, "exec", pod, "--", "python3", "-c", code)
+
+    def state(self, pod: Pod) -> EngineState:
+        """Read the state of a pod's engine through its control port."""
+        with self.control(pod) as control:
+            return control.state()
+
+    def check(self, pod: Pod) -> CheckResult:
+        """Have a pod hash its live tensors."""
+        with self.control(pod) as control:
+            return control.check()
+
+    @contextlib.contextmanager
+    def control(self, pod: Pod) -> Iterator[Control]:
+        """Reach a pod's control port with a token of the operator's account, made for this pod."""
+        token = self.cluster.kubectl(
+            "-n", OPERATOR_NAMESPACE, "create", "token", "modelswap", f"--audience={pod.uid}", "--duration=10m"
+        ).strip()
+        with port_forward(self.cluster, namespace=self.namespace, pod=pod.name, port=8001) as url:
+            yield Control(url, token)
+
+    def _kubectl(self, *arguments: str) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *arguments)
+
+    def _wait(self, what: str) -> None:
+        done = self.cluster.try_kubectl(
+            "-n", self.namespace, "wait", f"modelversion/{self.name}", f"--for={what}", WAIT
+        )
+        assert done.returncode == 0, f"{done.stderr}\n{json.dumps(self.get().get('status'), indent=1)}"
+
+
+class Control:
+    """A control port, spoken to as the operator would."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._token = token
+
+    def state(self) -> EngineState:
+        """``GET /state``."""
+        return self._call("GET", "state", None, EngineState)
+
+    def check(self) -> CheckResult:
+        """``POST /check`` of every tensor."""
+        return self._call("POST", "check", b"{}", CheckResult)
+
+    def _call(self, method: str, route: str, body: bytes | None, kind: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._url}/modelswap/v1/{route}", data=body, headers=headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return msgspec.json.decode(answer.read(), type=kind)
+
+
+@contextlib.contextmanager
+def port_forward(cluster: Cluster, *, namespace: str, pod: str, port: int) -> Iterator[str]:
+    """Forward a port of a pod to loopback; yields its URL."""
+    process = subprocess.Popen(
+        [kubectl_program(), "-n", namespace, "port-forward", f"pod/{pod}", f":{port}", "--address=127.0.0.1"],
+        env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"127\.0\.0\.1:(\d+)", line)
+        assert found, f"port-forward to {pod} said: {line}"
+        yield f"http://127.0.0.1:{found.group(1)}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+_KILL = """
+import os, pathlib, signal, sys
+for process in pathlib.Path('/proc').iterdir():
+    if process.name.isdigit() and int(process.name) != os.getpid():
+        try:
+            environ, command = (process / 'environ').read_bytes(), (process / 'cmdline').read_bytes()
+        except OSError:
+            continue
+        if sys.argv[1].encode() in environ.split(bytes(1)) and b'embedded.worker' not in command:
+            os.kill(int(process.name), signal.SIGKILL)
+            print('killed', process.name, command)
+"""
+
+
+def kill_on_node(cluster: Cluster, *, node: str, needle: str) -> None:
+    """SIGKILL the front process whose environment holds an entry, from a privileged pod on its node."""
+    container = {
+        "name": "killer",
+        "image": "modelswap/operator:dev",
+        "imagePullPolicy": "Never",
+        "command": ["python3", "-c", _KILL, needle],
+        "securityContext": {"privileged": True, "runAsUser": 0},
+    }
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "killer", "namespace": "default"},
+        "spec": {"hostPID": True, "nodeName": node, "restartPolicy": "Never", "containers": [container]},
+    }
+    cluster.kubectl("-n", "default", "delete", "pod", "killer", "--ignore-not-found", WAIT)
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+    cluster.kubectl("-n", "default", "wait", "pod/killer", "--for=jsonpath={.status.phase}=Succeeded", WAIT)
+    assert "killed" in cluster.kubectl("-n", "default", "logs", "killer"), f"no process has {needle}"
+    cluster.kubectl("-n", "default", "delete", "pod", "killer", WAIT)
+
+
+def kubectl_program() -> str:
+    """Return the path of kubectl, for what must run beside the test."""
+    return str(kube_binaries("kubectl") / "kubectl")
+
+
+def install_operator(cluster: Cluster) -> None:
+    """Install the operator's chart from this checkout and wait until it is ready."""
+    cluster.helm(
+        "upgrade", "--install", "modelswap", str(REPOSITORY / "charts/modelswap"), "--namespace", OPERATOR_NAMESPACE,
+        "--create-namespace", "--set", "image.repository=modelswap/operator", "--set", "image.tag=dev",
+        "--set", "image.pullPolicy=Never", "--wait", "--timeout=3m",
+    )  # fmt: skip
+    # The tag is the same for every build: pods of an older build must go.
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "restart", "deployment")
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment", WAIT)
+
+
+def kill_operator(cluster: Cluster) -> None:
+    """Kill the operator's process without asking; its Deployment makes another pod."""
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
+
+
+@contextlib.contextmanager
+def operator_down(cluster: Cluster) -> Iterator[None]:
+    """No operator runs while the context lasts."""
+    path = "jsonpath={.items[0].metadata.name}"
+    name = cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "deployments", "-o", path)
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "scale", f"deployment/{name}", "--replicas=0")
+    cluster.kubectl("-n", OPERATOR_NAMESPACE, "wait", "pods", "--all", "--for=delete", WAIT)
+    try:
+        yield
+    finally:
+        cluster.kubectl("-n", OPERATOR_NAMESPACE, "scale", f"deployment/{name}", "--replicas=1")
+        cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", f"deployment/{name}", WAIT)
