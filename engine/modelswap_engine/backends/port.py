@@ -192,7 +192,10 @@ class Backend(Protocol):
         """End every rank; requests still running end with ``FinishReason.ERROR``."""
 
     async def load(self, order: Load) -> Sequence[Reply]:
-        """Load a whole version into every rank, restarting dead ranks; proven by hash before it answers."""
+        """Load a whole version into every rank, restarting dead ranks; proven by hash before it answers.
+
+        Whatever was before is gone: what was staged or retained, a pause, requests that run.
+        """
 
     def capabilities(self) -> Capabilities:
         """Say what this backend can do."""
@@ -228,7 +231,10 @@ class Backend(Protocol):
         """Let the ranks step again; without a pause this does nothing."""
 
     async def release(self, operation_id: str, *, previous: bool) -> Sequence[Reply]:
-        """Drop what is staged for the operation; with ``previous`` also the retained previous version."""
+        """Drop what is staged for the operation; with ``previous`` also the retained previous version.
+
+        Also legal while ``stage`` of the operation has not answered and nobody waits for it any more: ends it.
+        """
 
     async def hashes(self, pattern: str) -> Hashes:
         """Re-hash live tensors whose checkpoint names match a glob, while requests run."""

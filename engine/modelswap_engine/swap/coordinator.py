@@ -14,8 +14,6 @@ from modelswap_engine.protocol.errors import (
     BadRequest,
     Busy,
     Cancelled,
-    ForeignOwner,
-    ModelswapError,
     NotFound,
     NotReady,
 )
@@ -25,7 +23,6 @@ from modelswap_engine.protocol.messages import (
     CheckRequest,
     CheckResult,
     EngineState,
-    Fence,
     PauseRequest,
     Plan,
     PlanRequest,
@@ -35,28 +32,23 @@ from modelswap_engine.protocol.messages import (
     SwapStatus,
     VersionRef,
 )
+from modelswap_engine.swap import entry, recovery, shutdown
 from modelswap_engine.swap import fence as fences
-from modelswap_engine.swap import machine, recovery
 from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.audit import check
-from modelswap_engine.swap.clock import Clock, Offload, within
+from modelswap_engine.swap.clock import Clock, Offload
 from modelswap_engine.swap.core import Core, Resolver
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.listener import VersionListener
-from modelswap_engine.swap.lock import Scope
 from modelswap_engine.swap.memory import MemoryProbe
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.settings import SwapSettings
-from modelswap_engine.swap.startup import takeover
 from modelswap_engine.swap.supervisor import Supervisor
-from modelswap_engine.swap.traffic import leave_endpoints
-from modelswap_engine.swap.transaction import Transaction
 from modelswap_engine.swap.view import engine_state
 
 _LONGEST_LEASE = 3600.0
-_LONGEST_ID = 256
 
 
 class Coordinator:
@@ -132,37 +124,13 @@ class Coordinator:
         core.spawn(supervisor.run())
 
     async def drain(self, timeout: float) -> None:
-        """Before the process ends: leave the endpoints, refuse new requests, wait for those in flight.
-
-        A swap that can be dropped is dropped, one that cannot is seen through; both within the time.
-        """
-        core = self._core
-        core.stopping = True
-        core.touch()
-        operation = core.operations.current
-        if operation is not None:
-            operation.interrupt(Cancelled("the engine is stopping"))
-        ends = core.clock.monotonic() + timeout
-        await recovery.guarded(lambda: self._emptied(ends))
-
-    async def _emptied(self, ends: float) -> None:
-        core = self._core
-        try:
-            await within(
-                core.clock, _left(core.clock, ends), leave_endpoints(core, "Stopping", "the engine is stopping")
-            )
-            core.gate.refuse(NotReady("the engine is stopping", advice="try another replica").body())
-            await within(core.clock, _left(core.clock, ends), core.lock.idle(Scope.ALL))
-            await within(core.clock, _left(core.clock, ends), core.mutex.acquire())
-            core.mutex.release()
-        except TimeoutError:
-            core.gate.refuse(NotReady("the engine is stopping", advice="try another replica").body())
+        """Before the process ends: leave the endpoints, refuse new requests, wait for those in flight."""
+        await shutdown.drain(self._core, timeout)
 
     async def stop(self) -> None:
         """End all tasks and the engine; what still runs ends with an error."""
         core = self._core
-        core.stopping = True
-        core.gate.refuse(NotReady("the engine is stopping", advice="try another replica").body())
+        shutdown.refuse(core)
         await core.end_tasks()
         core.gate.shut()
         await core.backend.stop()
@@ -176,7 +144,7 @@ class Coordinator:
 
     def etag(self) -> str:
         """Return the entity tag of the state, quotes included."""
-        return f'"{self._core.settings.boot_id}.{self._core.seq}"'
+        return self._core.etag
 
     def ready(self) -> bool:
         """Say whether new requests should be routed here."""
@@ -244,13 +212,11 @@ class Coordinator:
             Busy: another operation is in progress.
         """
         core = self._core
-        if not 0 < len(request.operation_id) <= _LONGEST_ID:
-            raise BadRequest(f"operationId must have 1 to {_LONGEST_ID} characters")
-        fences.check_pod(request.fence, core.settings.pod_uid)
-        if core.operations.find(request.operation_id) is not None:
-            return core.operations.status(request.operation_id)
-        await self._check_order(request.fence, request.target)
-        return await self._accept(request, if_match)
+        again = entry.known(core, request.operation_id, request.fence)
+        if again is not None:
+            return again
+        await entry.check_owner(core, request.fence, request.target, assignment=self._assignment)
+        return await entry.accept(core, request, if_match=if_match)
 
     async def rollback(self, request: RollbackRequest, *, if_match: str | None = None) -> SwapStatus:
         """Accept a swap to the retained previous version.
@@ -260,9 +226,9 @@ class Coordinator:
             Fenced, Busy: as for :meth:`swap`.
         """
         core = self._core
-        fences.check_pod(request.fence, core.settings.pod_uid)
-        if core.operations.find(request.operation_id) is not None:
-            return core.operations.status(request.operation_id)
+        again = entry.known(core, request.operation_id, request.fence)
+        if again is not None:
+            return again
         if core.previous is None:
             raise NotFound("no previous version is retained", advice="swap to the wanted version by its source")
         wanted = SwapRequest(
@@ -313,7 +279,7 @@ class Coordinator:
         Raises:
             BadRequest: an empty id, or a time outside 0 to one hour.
         """
-        if not 0 < len(request.lease_id) <= _LONGEST_ID or not 0 < request.seconds <= _LONGEST_LEASE:
+        if not request.lease_id or not 0 < request.seconds <= _LONGEST_LEASE:
             raise BadRequest(f"a lease needs an id and more than 0 and at most {_LONGEST_LEASE:g} seconds")
         self._core.gate.take_lease(request.lease_id, owner=request.owner, seconds=request.seconds)
         return self.state()
@@ -322,60 +288,3 @@ class Coordinator:
         """Give a lease back."""
         self._core.gate.end_lease(request.lease_id)
         return self.state()
-
-    async def _check_order(self, fence: Fence, target: VersionRef) -> None:
-        """Check the caller against the accepted decision; the assignment file may know of a newer owner."""
-        core = self._core
-        accepted = core.journal.state.accepted
-        try:
-            fences.check_order(fence, accepted, target=target)
-        except ForeignOwner:
-            taken = None
-            if accepted is not None:
-                assignment = await core.offload(self._assignment)
-                taken = takeover(accepted, assignment, pod_uid=core.settings.pod_uid)
-            if taken is None:
-                raise
-            fences.check_order(fence, taken, target=target)
-            await core.record(taken)
-
-    async def _accept(self, request: SwapRequest, if_match: str | None) -> SwapStatus:
-        """From the last check to the known operation nothing is awaited: two callers cannot both pass."""
-        core = self._core
-        found = core.operations.find(request.operation_id)
-        if found is not None:
-            return core.operations.status(request.operation_id)
-        fences.check_order(request.fence, core.journal.state.accepted, target=request.target)
-        fences.check_match(if_match, self.etag())
-        if core.stopping:
-            raise NotReady("the engine is stopping", advice="try another replica")
-        if core.operations.current is not None:
-            raise Busy(
-                f"operation {core.operations.current.id!r} is in progress", advice="wait for its end or cancel it"
-            )
-        status = machine.begin(request, source=core.live_ref() or VersionRef(), at=core.clock.timestamp())
-        operation = Operation(status, started=core.clock.monotonic(), on_change=core.touch)
-        core.operations.add(operation)
-        core.touch()
-        await core.see_through(self._begin(operation, request))
-        return operation.status
-
-    async def _begin(self, operation: Operation, request: SwapRequest) -> None:
-        core = self._core
-        accepted = fences.accept(
-            request.fence, core.journal.state.accepted, operation_id=operation.id, target=request.target
-        )
-        try:
-            await core.record(accepted)
-        except ModelswapError:
-            core.operations.drop(operation)
-            raise
-        core.spawn(self._run(operation, request))
-
-    async def _run(self, operation: Operation, request: SwapRequest) -> None:
-        async with self._core.mutex:
-            await Transaction(self._core, operation, request).run()
-
-
-def _left(clock: Clock, ends: float) -> float:
-    return max(0.0, ends - clock.monotonic())

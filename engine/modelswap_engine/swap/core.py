@@ -100,6 +100,11 @@ class Core:
         """True when new requests should be routed here; a pause of milliseconds does not change it."""
         return self.live is not None and not self.reason and not self.stopping and self.engine.healthy
 
+    @property
+    def etag(self) -> str:
+        """The entity tag of the state, quotes included."""
+        return f'"{self.settings.boot_id}.{self.seq}"'
+
     def touch(self) -> None:
         """Something visible changed."""
         self.seq += 1

@@ -4,6 +4,7 @@ A rank answers data, so that no rank can hide behind another one's exception; he
 typed error. An engine that does not answer in time counts as lost.
 """
 
+import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -49,10 +50,10 @@ class Engine:
         _agree(replies, order.digest)
         self._remember()
 
-    async def stage(self, order: Stage | StageRetained) -> Replies:
-        """Stage beside the live tensors."""
-        seconds = self._settings.stage_seconds
-        return await self._replies("stage", order.operation_id, self._backend.stage(order), seconds)
+    async def stage(self, order: Stage | StageRetained, *, unless: asyncio.Future[None]) -> Replies:
+        """Stage beside the live tensors; given up when ``unless`` says so, and then ended by :meth:`release`."""
+        call, seconds = self._backend.stage(order), self._settings.stage_seconds
+        return await self._replies("stage", order.operation_id, call, seconds, unless=unless)
 
     async def prepare(self, operation_id: str, digest: str) -> None:
         """Make every rank promise, and agree on what it holds."""
@@ -99,9 +100,15 @@ class Engine:
         return await self._replies(name, operation_id, call, self._settings.call_seconds)
 
     async def _replies(
-        self, name: str, operation_id: str, call: Coroutine[Any, Any, Replies], seconds: float
+        self,
+        name: str,
+        operation_id: str,
+        call: Coroutine[Any, Any, Replies],
+        seconds: float,
+        *,
+        unless: asyncio.Future[None] | None = None,
     ) -> Replies:
-        replies = await self._bounded(name, call, seconds)
+        replies = await self._bounded(name, call, seconds, unless=unless)
         if not replies:
             raise WorkerLost(f"no rank answered to {name}", advice="the engine restarts its workers by itself")
         for reply in replies:
@@ -111,9 +118,11 @@ class Engine:
                 raise Internal(f"rank {reply.rank} answered to {reply.operation_id!r}, asked was {operation_id!r}")
         return replies
 
-    async def _bounded(self, name: str, call: Coroutine[Any, Any, T], seconds: float) -> T:
+    async def _bounded(
+        self, name: str, call: Coroutine[Any, Any, T], seconds: float, *, unless: asyncio.Future[None] | None = None
+    ) -> T:
         try:
-            return await within(self._clock, seconds, call)
+            return await within(self._clock, seconds, call, unless=unless)
         except TimeoutError:
             raise WorkerLost(
                 f"the engine did not answer to {name} within {seconds:g} s",

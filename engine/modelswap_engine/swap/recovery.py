@@ -41,8 +41,9 @@ async def abort(core: Core, operation: Operation, error: ModelswapError, *, stag
     async def drop() -> None:
         if isinstance(error, WorkerLost) or not core.engine.healthy:
             raise error
-        if staged:
+        if operation.status.state is SwapState.PAUSING:
             await core.engine.resume(operation.id)
+        if staged:
             await core.engine.release(operation.id, previous=core.previous is None)
             await core.refresh_memory()
 
@@ -54,7 +55,6 @@ async def abort(core: Core, operation: Operation, error: ModelswapError, *, stag
 
 async def roll_back(core: Core, operation: Operation, error: ModelswapError, old: Version) -> SwapState:
     """From COMMITTING on: put the old tensors back and prove it, by a whole load where that fails."""
-
     # When it was the resume that failed, ranks may be stepping already: no ground for putting pointers back.
     standing = operation.status.state is not SwapState.VERIFIED
 

@@ -19,7 +19,8 @@ class SwapSettings:
         propagation_seconds: from the readiness probe's first 503 until no endpoint routes here any more.
         probe_seconds: how long to wait for that 503 at most (there may be no kubelet).
         poll_seconds: how often dead workers are looked for.
-        call_seconds: bound of one short backend call (prepare, commit, verify, rollback, resume, release).
+        call_seconds: bound of one short backend call (prepare, commit, verify, rollback, resume, release). This and
+            the other bounds of backend calls are longer than the backend's own, which end the worker first.
         pause_seconds: bound of parking every rank at a step boundary.
         admit_seconds: bound of waiting until requests in admission (tokenizing) have reached the engine.
         stage_seconds: bound of reading and staging a version; load_seconds of loading a whole one.
@@ -37,11 +38,11 @@ class SwapSettings:
     propagation_seconds: float = 2.0
     probe_seconds: float = 15.0
     poll_seconds: float = 1.0
-    call_seconds: float = 30.0
+    call_seconds: float = 90.0
     pause_seconds: float = 30.0
     admit_seconds: float = 10.0
-    stage_seconds: float = 1800.0
-    load_seconds: float = 1800.0
+    stage_seconds: float = 1900.0
+    load_seconds: float = 1900.0
     resolve_seconds: float = 1800.0
     hash_seconds: float = 1800.0
     retry_seconds: tuple[float, float] = (1.0, 30.0)

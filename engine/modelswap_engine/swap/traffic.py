@@ -4,6 +4,7 @@ It knows the gate and the lock, not what happens to the weights meanwhile.
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from modelswap_engine.backends.port import RequestPolicy
@@ -37,9 +38,20 @@ class Window:
         return self._core.clock.monotonic() - self._closed_at
 
     async def leave_endpoints(self) -> None:
-        """For a Drain with other ready pods: let new requests go there before anything waits here."""
-        if self._traffic.mode is TrafficMode.DRAIN and self._traffic.peers_ready > 0:
-            await leave_endpoints(self._core, "Draining", "waits for its requests to end", self._operation.interrupted)
+        """For a Drain with other ready pods: let new requests go there before anything waits here.
+
+        Returns when no endpoint should route here any more: some time after the readiness probe was answered with it.
+        """
+        core, interrupted = self._core, self._operation.interrupted
+        if self._traffic.mode is not TrafficMode.DRAIN or self._traffic.peers_ready <= 0:
+            return
+        core.probed.clear()
+        core.closing = True
+        core.troubled("Draining", f"waits for its requests to end before {self._operation.id}")
+        with suppress(TimeoutError):  # nobody probes here, so no probe decides who routes here
+            await within(core.clock, core.settings.probe_seconds, _event(core.probed), unless=interrupted)
+        travel = core.clock.sleep(core.settings.propagation_seconds)
+        await within(core.clock, core.settings.propagation_seconds + _SLACK_SECONDS, travel, unless=interrupted)
 
     async def shut(self, *, continuable: bool) -> RequestPolicy:
         """Close the gate and wait as the mode says; returns what the engine must do with requests still running.
@@ -111,29 +123,6 @@ class Window:
                 advice="try again, raise traffic.timeoutSeconds, or set traffic.onTimeout: AbortRequests",
             )
         return POLICIES[fallback]
-
-
-async def leave_endpoints(core: Core, reason: str, message: str, unless: asyncio.Future[None] | None = None) -> None:
-    """Go unready, and return when no endpoint should route here any more.
-
-    That is some time after the readiness probe was answered with it; without anybody who probes, the wait is bounded.
-
-    Raises:
-        ModelswapError: what ``unless`` was told.
-    """
-    core.probed.clear()
-    core.closing = True
-    core.troubled(reason, message)
-    try:
-        await within(core.clock, core.settings.probe_seconds, _event(core.probed), unless=unless)
-        await within(
-            core.clock,
-            core.settings.propagation_seconds + _SLACK_SECONDS,
-            core.clock.sleep(core.settings.propagation_seconds),
-            unless=unless,
-        )
-    except TimeoutError:
-        return
 
 
 async def _event(event: asyncio.Event) -> None:

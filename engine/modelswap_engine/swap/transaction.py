@@ -92,7 +92,7 @@ class Transaction:
         retained = core.previous
         if isinstance(order, StageRetained) or order.drop_previous:
             core.previous = None  # whatever happens to it now, it is no longer surely there
-        replies = await core.engine.stage(order)
+        replies = await core.engine.stage(order, unless=operation.interrupted)
         if isinstance(order, StageRetained):
             core.previous = retained
         operation.advance(_S.STAGED, **_staged(replies))

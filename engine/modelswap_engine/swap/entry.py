@@ -1,0 +1,97 @@
+"""How a swap is let in: who asks, on which state, and that it becomes one operation that runs to its end.
+
+From the last check to the known operation nothing is awaited, so of two callers at the same time one gets ``Busy``.
+"""
+
+from collections.abc import Callable
+
+from modelswap_engine.protocol.errors import BadRequest, Busy, ForeignOwner, ModelswapError, NotReady
+from modelswap_engine.protocol.messages import Assignment, Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.swap import fence as fences
+from modelswap_engine.swap import machine
+from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.operations import Operation
+from modelswap_engine.swap.startup import takeover
+from modelswap_engine.swap.transaction import Transaction
+
+_LONGEST_ID = 256
+
+
+def known(core: Core, operation_id: str, fence: Fence) -> SwapStatus | None:
+    """Return what is known of an operation id that comes again, None for a new one.
+
+    Raises:
+        BadRequest: not an id.
+        WrongPod: the call is meant for another pod.
+    """
+    if not 0 < len(operation_id) <= _LONGEST_ID:
+        raise BadRequest(f"operationId must have 1 to {_LONGEST_ID} characters")
+    fences.check_pod(fence, core.settings.pod_uid)
+    if core.operations.find(operation_id) is None:
+        return None
+    return core.operations.status(operation_id)
+
+
+async def check_owner(
+    core: Core, fence: Fence, target: VersionRef, *, assignment: Callable[[], Assignment | None]
+) -> None:
+    """Check the caller against the accepted decision; the assignment file may know of a newer owner.
+
+    Raises:
+        ForeignOwner, StaleRevision: the caller is not entitled.
+    """
+    accepted = core.journal.state.accepted
+    try:
+        fences.check_order(fence, accepted, target=target)
+    except ForeignOwner:
+        taken = None
+        if accepted is not None:
+            taken = takeover(accepted, await core.offload(assignment), pod_uid=core.settings.pod_uid)
+        if taken is None:
+            raise
+        fences.check_order(fence, taken, target=target)
+        await core.record(taken)
+        core.touch()
+
+
+async def accept(core: Core, request: SwapRequest, *, if_match: str | None) -> SwapStatus:
+    """Make the request an operation, and return its first status once the decision is in the journal.
+
+    Raises:
+        Fenced: the caller is not entitled, or decided on another state.
+        Busy: another operation is in progress.
+        NotReady: the engine is stopping.
+    """
+    again = known(core, request.operation_id, request.fence)
+    if again is not None:
+        return again
+    fences.check_order(request.fence, core.journal.state.accepted, target=request.target)
+    fences.check_match(if_match, core.etag)
+    if core.stopping:
+        raise NotReady("the engine is stopping", advice="try another replica")
+    current = core.operations.current
+    if current is not None:
+        raise Busy(f"operation {current.id!r} is in progress", advice="wait for its end, or cancel it")
+    status = machine.begin(request, source=core.live_ref() or VersionRef(), at=core.clock.timestamp())
+    operation = Operation(status, started=core.clock.monotonic(), on_change=core.touch)
+    core.operations.add(operation)
+    core.touch()
+    await core.see_through(_begin(core, operation, request))
+    return operation.status
+
+
+async def _begin(core: Core, operation: Operation, request: SwapRequest) -> None:
+    accepted = fences.accept(
+        request.fence, core.journal.state.accepted, operation_id=operation.id, target=request.target
+    )
+    try:
+        await core.record(accepted)
+    except ModelswapError:
+        core.operations.drop(operation)
+        raise
+    core.spawn(_run(core, operation, request))
+
+
+async def _run(core: Core, operation: Operation, request: SwapRequest) -> None:
+    async with core.mutex:
+        await Transaction(core, operation, request).run()
