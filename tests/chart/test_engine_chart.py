@@ -144,7 +144,7 @@ def test_engine_settings_reach_the_command_line_as_integers(charts: Charts) -> N
 def test_python_environment_of_the_node(charts: Charts) -> None:
     objects = charts.template(CHART, CHARTS / CHART / "ci" / "host-path-values.yaml")
     container = engine(objects)
-    assert {"name": "PYTHONPATH", "value": "/opt/modelswap/site"} in container["env"]
+    assert {"name": "OMP_NUM_THREADS", "value": "2"} in container["env"]
     assert mounts(container)["/opt/modelswap/site"]["readOnly"] is True
     assert volumes(objects)["site"]["hostPath"]["path"] == "/opt/modelswap/site"
     assert one(objects, "Service")["spec"]["ports"][0]["nodePort"] == 30080
