@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.support.checkpoints import INDEX, SINGLE, TENSORS, safetensors, write_checkpoint, write_index
 
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceNotFound, UnsupportedFormat
+from tests.support.checkpoints import INDEX, SINGLE, TENSORS, safetensors, write_checkpoint, write_index
 
 SHARD = "model-00001-of-00002.safetensors"
 OTHER = "model-00002-of-00002.safetensors"

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.checkpoints import SINGLE, pack, safetensors, write_checkpoint
 
 from modelswap_engine.checkpoint import strict_json
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.header import MAX_HEADER_BYTES, MAX_TENSORS
 from modelswap_engine.protocol.errors import InvalidCheckpoint, UnsupportedFormat
+from tests.support.checkpoints import SINGLE, pack, safetensors, write_checkpoint
 
 
 def entry(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4), **more: Any) -> dict[str, Any]:

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.checkpoints import CONFIG, Tensor, write_checkpoint
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.diff import Diff, diff
 from modelswap_engine.checkpoint.manifest import Manifest, SideFile, TensorEntry, make_manifest
 from modelswap_engine.protocol.errors import InvalidCheckpoint, ManifestMismatch
+from tests.support.checkpoints import CONFIG, Tensor, write_checkpoint
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12).filter(
     lambda name: name != "__metadata__"

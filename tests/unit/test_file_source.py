@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.checkpoints import CONFIG, SINGLE, TENSORS, safetensors, write_checkpoint
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
@@ -27,6 +26,7 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
+from tests.support.checkpoints import CONFIG, SINGLE, TENSORS, safetensors, write_checkpoint
 
 LATER_NS = 10_000_000_000
 
@@ -101,6 +101,10 @@ async def test_unknown_schemes_name_the_known_ones_and_no_secret(uri: str, root:
         "file:///m%00",
         "file:///m%0a",
         "file:///%ff",
+        "file://[/m",
+        "file:///m\n",
+        "file:///m\u202ed",
+        "file:///m\ud800",
         "file:///../../etc",
         "file:///proc/self/root/etc",
         "file:///etc/passwd",
@@ -144,6 +148,8 @@ async def test_nothing_there(root: Path, folder: Path) -> None:
         await source.resolve((root / "nothing").as_uri())
     with pytest.raises(UnsupportedFormat):
         await source.resolve((folder / SINGLE).as_uri())
+    with pytest.raises(SourceUnreadable):
+        await source.resolve((root / ("x" * 300)).as_uri())
     (root / "a").symlink_to("b")
     (root / "b").symlink_to("a")
     with pytest.raises((SourceNotFound, SourceNotAllowed)):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.support.checkpoints import CONFIG, SINGLE, TENSORS, write_checkpoint
 from typer.testing import CliRunner, Result
 
 from modelswap_engine.checkpoint import manifest as manifests
@@ -16,6 +15,7 @@ from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.cli import diff, manifest
 from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotFound, SourceUnreadable, UnsupportedFormat
+from tests.support.checkpoints import CONFIG, SINGLE, TENSORS, write_checkpoint
 
 app = typer.Typer()
 manifest.register(app)
@@ -110,12 +110,18 @@ def test_diff_of_two_folders(folder: Path, tmp_path: Path) -> None:
     result = run("diff", folder, other)
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert ["changed", "a.weight", "BF16", "2x3", "12", "B"] in lines
-    assert ["added", "new", "U8", "1", "1", "B"] in lines
-    assert ["removed", "c.bias", "I64", "scalar", "0", "B"] in lines
+    assert ["changed", "BF16", "2x3", "12", "B", "a.weight"] in lines
+    assert ["added", "U8", "1", "1", "B", "new"] in lines
+    assert ["removed", "I64", "scalar", "0", "B", "c.bias"] in lines
+    assert ["reshaped", "F32", "2", "->", "F16", "4", "8", "B", "b.weight"] in lines
     assert ["side", "file", "config.json"] in lines
-    assert any(line[:2] == ["reshaped", "b.weight"] for line in lines)
-    assert result.stdout.endswith("4 tensors differ (A has 3, B has 3); 21 B of 21 B would travel\n")
+    assert result.stdout.endswith("4 of 4 tensors differ; 21 B of 21 B would travel\n")
+
+
+def test_diff_shows_long_names_whole(folder: Path, tmp_path: Path) -> None:
+    name = "model.layers.29.self_attn.a_name_that_is_longer_than_a_terminal_is_wide.v_proj.weight"
+    other = write_checkpoint(tmp_path / "other", TENSORS | {name: ("U8", (1,), b"x")})
+    assert name in run("diff", folder, other).stdout
 
 
 def test_diff_as_json_between_a_folder_and_a_manifest_file(folder: Path, tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def refuse(message: str, *, file: str, tensor: str = "", advice: str = "") -> No
     )
 
 
+def invisible(text: str) -> bool:
+    """Say whether a text holds characters that act instead of being shown."""
+    return any(unicodedata.category(character) in _INVISIBLE for character in text)
+
+
 def shown(text: str, limit: int = 80) -> str:
     """Return a hostile text as it may appear in a message: printable and short."""
     safe = "".join(c if unicodedata.category(c) not in _INVISIBLE else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -61,7 +66,7 @@ def check_tensor_name(name: str, *, file: str) -> None:
         refuse("a tensor has an empty name", file=file)
     if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
         refuse(f"the name is longer than {MAX_NAME_BYTES} bytes", file=file, tensor=shown(name))
-    if any(unicodedata.category(c) in _INVISIBLE for c in name):
+    if invisible(name):
         refuse("the name holds control or invisible characters", file=file, tensor=shown(name))
 
 
@@ -79,7 +84,7 @@ def check_file_name(name: str, *, file: str) -> None:
         )
     if len(name.encode("utf-8", "surrogatepass")) > MAX_FILE_NAME_BYTES:
         refuse(f"the file name {shown(name)!r} is longer than {MAX_FILE_NAME_BYTES} bytes", file=file)
-    if any(unicodedata.category(c) in _INVISIBLE for c in name):
+    if invisible(name):
         refuse(f"the file name {shown(name)!r} holds control or invisible characters", file=file)
 
 

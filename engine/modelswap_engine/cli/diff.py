@@ -52,7 +52,7 @@ def diff(
     if output is Output.JSON:
         typer.echo(msgspec.json.encode(report))
     else:
-        _table(old, new, found, report)
+        _print(old, new, found, report)
     if exit_code and not found.empty:
         raise typer.Exit(1)
 
@@ -84,28 +84,27 @@ def _report(old: Manifest, new: Manifest, found: Diff) -> Report:
     )
 
 
-def _table(old: Manifest, new: Manifest, found: Diff, report: Report) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from modelswap_engine.cli.render import out, size
+def _print(old: Manifest, new: Manifest, found: Diff, report: Report) -> None:
+    from modelswap_engine.cli.render import size
 
     if found.empty:
-        out(Text(f"same content: {new.digest}"))
+        typer.echo(f"same content: {new.digest}")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("difference", "name", "from", "to", "bytes"):
-        table.add_column(column)
+    # Lines, not a table that fits a terminal: names stay whole, for eyes and for grep.
+    rows = [("DIFFERENCE", "FORM", "BYTES", "NAME")]
     for kind, name in _rows(found):
-        before, after = _form(old, name), _form(new, name)
+        forms = dict.fromkeys(form for form in (_form(old, name), _form(new, name)) if form)
         nbytes = new.by_name[name].nbytes if name in new.by_name else 0
-        table.add_row(kind, Text(name), before, after if after != before else "", size(nbytes))
-    for name in found.side_changed:
-        table.add_row("side file", Text(name), "", "", "")
-    out(table)
-    count = len(tuple(_rows(found)))
-    travel = f"{size(report.changed_bytes)} of {size(report.total_bytes)} would travel"
-    out(Text(f"{count} tensors differ (A has {len(old.tensors)}, B has {len(new.tensors)}); {travel}"))
+        rows.append((kind, " -> ".join(forms), size(nbytes), name))
+    rows += [("side file", "", "", name) for name in found.side_changed]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for kind, form, nbytes_text, name in rows:
+        typer.echo(f"{kind:<{widths[0]}}  {form:<{widths[1]}}  {nbytes_text:>{widths[2]}}  {name}")
+    count = sum(1 for _ in _rows(found))
+    typer.echo(
+        f"{count} of {len(old.by_name.keys() | new.by_name.keys())} tensors differ; "
+        f"{size(report.changed_bytes)} of {size(report.total_bytes)} would travel"
+    )
 
 
 def _rows(found: Diff) -> "Iterator[tuple[str, str]]":

@@ -18,8 +18,8 @@ from modelswap_engine.checkpoint.files import contained
 from modelswap_engine.checkpoint.hashing import Progress
 from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
-from modelswap_engine.checkpoint.rules import shown
-from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotAllowed, SourceNotFound
+from modelswap_engine.checkpoint.rules import invisible, shown
+from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotAllowed, SourceNotFound, SourceUnreadable
 from modelswap_engine.sources.cache import ManifestCache
 from modelswap_engine.sources.local import LocalCheckpoint
 
@@ -97,20 +97,27 @@ class FileSource:
                 f"{shown(uri, 200)}: outside the allowed roots",
                 advice=f"put it under {', '.join(map(str, self._roots)) or 'a root'}, or add one with --allow-root",
             )
-        if not directory.exists():
+        try:
+            found = directory.exists()
+        except OSError as error:
+            raise SourceUnreadable(
+                f"{shown(uri, 200)}: {error.strerror}", advice="check the permissions of the volume"
+            ) from None
+        if not found:
             raise SourceNotFound(f"{shown(uri, 200)}: nothing is there", advice="check the path and the mounted volume")
         return directory
 
 
 def _path_of(uri: str) -> Path:
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+        path = unquote(parts.path, errors="strict")
+    except ValueError:
+        _not_a_file_uri(uri)
     if parts.netloc not in {"", "localhost"} or parts.query or parts.fragment:
         _not_a_file_uri(uri)
-    try:
-        path = unquote(parts.path, errors="strict")
-    except UnicodeDecodeError:
-        _not_a_file_uri(uri)
-    if not path.startswith("/") or any(ord(character) < 32 for character in path):
+    # Both texts: urlsplit drops newlines and tabs, and unquote can make new ones.
+    if not path.startswith("/") or invisible(uri) or invisible(path):
         _not_a_file_uri(uri)
     return Path(path)
 
