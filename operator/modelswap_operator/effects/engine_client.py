@@ -1,0 +1,192 @@
+"""The control port of one pod's sidecar.
+
+Every call is bounded in time and in size and follows no redirect (a sidecar never redirects; whoever does is not one).
+Whatever goes wrong is one of the protocol's typed errors, or :class:`EngineUnreachable`/:class:`EngineTimeout`.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import aiohttp
+
+from modelswap_engine.protocol.codec import decode, decode_error, encode
+from modelswap_engine.protocol.errors import BadRequest, Unauthenticated, Unavailable, WrongPod
+from modelswap_engine.protocol.messages import (
+    CancelRequest,
+    EngineState,
+    Plan,
+    PlanRequest,
+    SwapRequest,
+    SwapStatus,
+)
+from modelswap_engine.protocol.version import CONTROL_PREFIX, PROTOCOL_VERSION, supported
+from modelswap_operator.effects.tokens import Tokens
+
+T = TypeVar("T")
+BODY_LIMIT = 8 * 1024 * 1024
+
+
+class EngineUnreachable(Unavailable):
+    """No connection to the control port."""
+
+    code = "EngineUnreachable"
+
+
+class EngineTimeout(Unavailable):
+    """The control port did not answer in time."""
+
+    code = "EngineTimeout"
+
+
+class EngineProtocolUnsupported(Unavailable):
+    """The sidecar speaks a protocol version that is too old."""
+
+    code = "EngineProtocolUnsupported"
+
+
+class EngineFailed(Unavailable):
+    """The answer is not one of the protocol's."""
+
+    code = "EngineFailed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Seconds. A plan may read and hash a whole checkpoint, so it has its own bound."""
+
+    connect: float = 2.0
+    call: float = 10.0
+    plan: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where a pod's control port is, and which pod that must be."""
+
+    pod: str
+    uid: str
+    ip: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Return the base URL of the control routes."""
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"http://{host}:{self.port}{CONTROL_PREFIX}"
+
+
+class EngineClient:
+    """Calls to sidecars; an async context manager that owns the connections."""
+
+    def __init__(self, tokens: Tokens, *, timeouts: Timeouts | None = None) -> None:
+        self._tokens = tokens
+        self._timeouts = timeouts or Timeouts()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(trust_env=False, cookie_jar=aiohttp.DummyCookieJar())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def state(self, pod: Address) -> EngineState:
+        """Read the one view of everything."""
+        state = await self._call("GET", pod, "/state", EngineState)
+        if not supported(state.protocol_version):
+            raise EngineProtocolUnsupported(
+                f"the sidecar speaks protocol {state.protocol_version}, this operator {PROTOCOL_VERSION}",
+                advice="upgrade the engine image",
+            )
+        if state.pod_uid not in ("", pod.uid):
+            raise WrongPod(
+                f"pod UID {state.pod_uid} answers at {pod.ip}, not {pod.uid}", advice="pod IPs are reused; asked again"
+            )
+        return state
+
+    async def plan(self, pod: Address, request: PlanRequest) -> Plan:
+        """Ask what a swap would do."""
+        return await self._call("POST", pod, "/plan", Plan, body=request, seconds=self._timeouts.plan)
+
+    async def swap(self, pod: Address, request: SwapRequest, *, if_match: str) -> SwapStatus:
+        """Start a swap; the answer comes as soon as it is accepted."""
+        return await self._call("POST", pod, "/swaps", SwapStatus, body=request, headers={"If-Match": if_match})
+
+    async def cancel(self, pod: Address, operation_id: str, request: CancelRequest) -> SwapStatus:
+        """Abort an operation that has not committed."""
+        return await self._call("POST", pod, f"/swaps/{operation_id}/cancel", SwapStatus, body=request)
+
+    async def _call(
+        self,
+        method: str,
+        pod: Address,
+        route: str,
+        kind: type[T],
+        *,
+        body: object | None = None,
+        headers: dict[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> T:
+        if self._session is None:
+            raise EngineFailed("the client is closed")
+        token = await self._tokens.token(pod.uid)
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        if token is not None:
+            sent["Authorization"] = f"Bearer {token}"
+        total = seconds or self._timeouts.call
+        try:
+            async with (
+                asyncio.timeout(total),
+                self._session.request(
+                    method,
+                    pod.url + route,
+                    data=encode(body) if body is not None else None,
+                    headers=sent,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect),
+                ) as response,
+            ):
+                data = await _bounded(response)
+        except TimeoutError:
+            raise EngineTimeout(
+                f"pod {pod.pod} did not answer {method} {route} at {pod.ip}:{pod.port} in {total:g} s",
+                advice="check the pod's load and its logs",
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnreachable(
+                f"no connection to pod {pod.pod} at {pod.ip}:{pod.port}: {error}",
+                advice="check that the pod listens on its port named modelswap, and NetworkPolicies",
+            ) from None
+        return self._read(response.status, data, pod, kind)
+
+    def _read(self, status: int, data: bytes, pod: Address, kind: type[T]) -> T:
+        try:
+            if 200 <= status < 300:
+                return decode(data, kind)
+            error = decode_error(data)
+        except BadRequest as wrong:
+            raise EngineFailed(
+                f"pod {pod.pod} answered HTTP {status} with something that is not this protocol: {wrong.message}",
+                advice="check that the port named modelswap is the sidecar's control port",
+            ) from None
+        if isinstance(error, Unauthenticated):
+            self._tokens.forget(pod.uid)
+        raise error
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    data = await response.content.read(BODY_LIMIT + 1)
+    parts = [data]
+    size = len(data)
+    while data:
+        if size > BODY_LIMIT:
+            raise EngineFailed(f"the answer is larger than {BODY_LIMIT} bytes")
+        data = await response.content.read(BODY_LIMIT + 1 - size)
+        parts.append(data)
+        size += len(data)
+    return b"".join(parts)

@@ -1,0 +1,67 @@
+"""API objects as they come, turned into the values that decisions are made on. Reads leniently, invents nothing."""
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from modelswap_operator.api.labels import CONTROL_PORT_NAME
+from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
+from modelswap_operator.planning.snapshot import Pod
+
+Json = dict[str, Any]
+
+
+def spec_of(body: Json) -> tuple[ModelVersionSpec | None, str]:
+    """Return the spec, or None and what is wrong with it."""
+    try:
+        return msgspec.convert(body.get("spec") or {}, ModelVersionSpec, strict=False), ""
+    except msgspec.ValidationError as error:
+        return None, str(error)
+
+
+def status_of(body: Json) -> ModelVersionStatus:
+    """Return the status; one that cannot be read counts as none."""
+    try:
+        return msgspec.convert(body.get("status") or {}, ModelVersionStatus, strict=False)
+    except msgspec.ValidationError:
+        return ModelVersionStatus()
+
+
+def spec_writer(body: Json) -> tuple[str, str]:
+    """Return who last set ``spec.version``, and when, as the API server recorded it."""
+    entries = (body.get("metadata") or {}).get("managedFields") or []
+    mine = [
+        (str(e.get("manager", ""))[:128], str(e.get("time", "")))
+        for e in entries
+        if not e.get("subresource") and "f:version" in ((e.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    return max(mine, key=lambda item: item[1], default=("", ""))
+
+
+def pod_of(body: Json, *, ever_ready: Collection[str], default_port: int) -> Pod:
+    """Return a pod; its engine is asked later. ``ever_ready`` holds UIDs known to have been Ready."""
+    metadata, status = body.get("metadata") or {}, body.get("status") or {}
+    conditions = status.get("conditions") or []
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    uid = str(metadata.get("uid", ""))
+    return Pod(
+        name=str(metadata.get("name", "")),
+        uid=uid,
+        ip=str(status.get("podIP") or ""),
+        port=_control_port(body.get("spec") or {}, default_port),
+        ready=ready,
+        ever_ready=ready or uid in ever_ready,
+        terminating=bool(metadata.get("deletionTimestamp")),
+        finished=status.get("phase") in ("Failed", "Succeeded"),
+    )
+
+
+def _control_port(spec: Json, default: int) -> int | None:
+    """Return the port named ``modelswap``; a pod that names no ports at all is given the default."""
+    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+    ports = [port for container in containers for port in container.get("ports") or []]
+    named = next((p.get("containerPort") for p in ports if p.get("name") == CONTROL_PORT_NAME), None)
+    if named is not None:
+        return int(named)
+    return None if ports else default

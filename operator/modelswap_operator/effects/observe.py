@@ -1,0 +1,160 @@
+"""One look at a slot: the object, its pods, its assignment, and every engine that can be asked.
+
+Engines are asked at the same time, each within its own bound; one that did not answer is not asked again before its
+back-off is over, unless its pod shows a new sign of life. So a dead pod never holds up the news of the others.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from modelswap_engine.protocol.errors import Denied, Fenced, ModelswapError
+from modelswap_engine.protocol.messages import EngineState
+from modelswap_operator.api.labels import MODELVERSIONS, SLOT_LABEL, assignment_name
+from modelswap_operator.api.reasons import TEXTS, Reason
+from modelswap_operator.effects import assignment, objects, paths
+from modelswap_operator.effects.engine_client import Address, EngineClient
+from modelswap_operator.effects.kube import Json, Kube
+from modelswap_operator.planning.backoff import delay
+from modelswap_operator.planning.errors import text
+from modelswap_operator.planning.snapshot import Memory, Pod, Snapshot, Unreachable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """A snapshot, and the versions of the objects it was made from (for compare-and-swap writes)."""
+
+    snapshot: Snapshot
+    resource_version: str
+    configmap_version: str
+
+
+@dataclass
+class Contacts:
+    """What is remembered about reaching pods: who has been Ready, who does not answer."""
+
+    ever_ready: set[str] = field(default_factory=set)
+    silent: dict[str, tuple[Unreachable, tuple[str, bool]]] = field(default_factory=dict)
+
+    def keep(self, uids: set[str]) -> None:
+        """Forget pods that are gone."""
+        self.ever_ready &= uids
+        self.silent = {uid: known for uid, known in self.silent.items() if uid in uids}
+
+
+class Observer:
+    """Makes snapshots."""
+
+    def __init__(
+        self,
+        *,
+        kube: Kube,
+        engines: EngineClient,
+        now: Callable[[], datetime],
+        random: Callable[[], float],
+        default_port: int,
+    ) -> None:
+        self._kube = kube
+        self._engines = engines
+        self._now = now
+        self._random = random
+        self._default_port = default_port
+
+    async def look(self, *, namespace: str, slot: str, epoch: int, memory: Memory, contacts: Contacts) -> Look:
+        """Return what is to be seen of a slot now.
+
+        Raises:
+            ApiError: the API server could not be asked.
+        """
+        body, pods, configmap = await asyncio.gather(
+            self._kube.get(paths.custom(MODELVERSIONS, namespace, slot)),
+            self._kube.list(paths.core("pods", namespace), label_selector=f"{SLOT_LABEL}={slot}"),
+            self._kube.get(paths.core("configmaps", namespace, assignment_name(slot))),
+        )
+        base = _object(body or {}, namespace=namespace, slot=slot, epoch=epoch)
+        shown = {p.uid for p in base.status.pods if p.state not in ("", "Starting")}
+        seen = [
+            objects.pod_of(p, ever_ready=contacts.ever_ready | shown, default_port=self._default_port) for p in pods
+        ]
+        contacts.ever_ready |= {p.uid for p in seen if p.ever_ready}
+        contacts.keep({p.uid for p in seen})
+        asked = () if base.deleted else await asyncio.gather(*(self._ask(pod, contacts) for pod in seen))
+        current, ledger = assignment.parse(configmap)
+        snapshot = replace(base, pods=tuple(asked), assignment=current, ledger=ledger, memory=memory)
+        return Look(
+            snapshot=snapshot,
+            resource_version=_version(body),
+            configmap_version=_version(configmap),
+        )
+
+    async def _ask(self, pod: Pod, contacts: Contacts) -> Pod:
+        if pod.terminating or pod.finished:
+            return pod
+        now, sign = self._now(), (pod.ip, pod.ready)
+        known, last_sign = contacts.silent.get(pod.uid, (None, None))
+        if known is not None and last_sign == sign and now < known.retry_at:
+            return replace(pod, engine=known)
+        found = await self._state(pod)
+        if isinstance(found, EngineState):
+            contacts.silent.pop(pod.uid, None)
+            return replace(pod, engine=found)
+        reason, message = found
+        again = known is not None and last_sign == sign
+        attempts = known.attempts + 1 if known is not None and again else 1
+        silent = Unreachable(
+            reason=reason,
+            message=message,
+            since=known.since if known is not None else now,
+            attempts=attempts,
+            retry_at=self._now() + delay(attempts, self._random()),
+        )
+        contacts.silent[pod.uid] = (silent, sign)
+        return replace(pod, engine=silent)
+
+    async def _state(self, pod: Pod) -> EngineState | tuple[str, str]:
+        """Read a pod's state, or return reason and text of why that cannot be."""
+        if pod.port is None:
+            return Reason.NO_CONTROL_PORT, TEXTS[Reason.NO_CONTROL_PORT]
+        if not pod.ip:
+            return Reason.NO_POD_IP, TEXTS[Reason.NO_POD_IP]
+        try:
+            return await self._engines.state(address(pod))
+        except Denied as error:
+            return Reason.ENGINE_DENIED, f"{text(error.body())}; {TEXTS[Reason.ENGINE_DENIED]}"
+        except Fenced as error:
+            return Reason.WRONG_POD, text(error.body())
+        except ModelswapError as error:
+            return error.code if error.code.startswith(("Engine", "Token")) else Reason.ENGINE_FAILED, text(
+                error.body()
+            )
+
+
+def address(pod: Pod) -> Address:
+    """Return where a pod's control port is."""
+    return Address(pod=pod.name, uid=pod.uid, ip=pod.ip, port=pod.port or 0)
+
+
+def _object(body: Json, *, namespace: str, slot: str, epoch: int) -> Snapshot:
+    metadata: dict[str, Any] = body.get("metadata") or {}
+    if not body or metadata.get("deletionTimestamp"):
+        return Snapshot(namespace=namespace, slot=slot, epoch=epoch, uid=str(metadata.get("uid", "")), deleted=True)
+    spec, wrong = objects.spec_of(body)
+    manager, when = objects.spec_writer(body)
+    return Snapshot(
+        namespace=namespace,
+        slot=slot,
+        epoch=epoch,
+        uid=str(metadata["uid"]),
+        generation=int(metadata.get("generation", 0)),
+        spec=spec,
+        spec_error=wrong,
+        spec_manager=manager,
+        spec_time=when,
+        status=objects.status_of(body),
+    )
+
+
+def _version(body: Json | None) -> str:
+    return str(((body or {}).get("metadata") or {}).get("resourceVersion", ""))

@@ -1,0 +1,109 @@
+"""Carrying out one action. Answers what failed as values; only the API server's refusals are raised."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+
+from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
+from modelswap_engine.protocol.messages import CancelRequest, Fence, Plan
+from modelswap_operator.effects import assignment
+from modelswap_operator.effects.engine_client import EngineClient
+from modelswap_operator.effects.kube import Kube
+from modelswap_operator.effects.observe import Look, address
+from modelswap_operator.planning.actions import CancelSwaps, FailedAttempt, PlanOrder, StartSwaps, WriteAssignment
+
+
+class Performer:
+    """Does what was decided."""
+
+    def __init__(self, *, kube: Kube, engines: EngineClient) -> None:
+        self._kube = kube
+        self._engines = engines
+
+    async def publish(self, look: Look, action: WriteAssignment) -> None:
+        """Write the assignment on the version it was decided on.
+
+        Raises:
+            ApiError: it was not written.
+        """
+        await assignment.publish(
+            self._kube,
+            namespace=look.snapshot.namespace,
+            slot=look.snapshot.slot,
+            assignment=action.assignment,
+            ledger=action.ledger,
+            resource_version=look.configmap_version,
+        )
+
+    async def start(self, action: StartSwaps) -> tuple[FailedAttempt, ...]:
+        """Start swaps on all pods at once; return those that were not accepted."""
+        return await _failed(
+            (
+                FailedAttempt(
+                    pod=order.pod,
+                    operation_id=order.request.operation_id,
+                    revision=order.request.fence.revision,
+                    digest=order.request.target.digest,
+                    error=_UNKNOWN,
+                ),
+                self._engines.swap(address(order.pod), order.request, if_match=order.if_match),
+            )
+            for order in action.orders
+        )
+
+    async def cancel(self, look: Look, action: CancelSwaps) -> tuple[FailedAttempt, ...]:
+        """Cancel operations on all pods at once; return those that were not."""
+        snapshot = look.snapshot
+        return await _failed(
+            (
+                FailedAttempt(
+                    pod=order.pod,
+                    operation_id=order.operation_id,
+                    revision=order.revision,
+                    digest="",
+                    error=_UNKNOWN,
+                ),
+                self._engines.cancel(
+                    address(order.pod),
+                    order.operation_id,
+                    CancelRequest(
+                        fence=Fence(
+                            pod_uid=order.pod.uid,
+                            owner_uid=snapshot.uid,
+                            epoch=snapshot.epoch,
+                            revision=order.revision,
+                        )
+                    ),
+                ),
+            )
+            for order in action.orders
+        )
+
+    async def ask(self, order: PlanOrder) -> Plan | ErrorBody:
+        """Ask one pod for a plan."""
+        try:
+            return await self._engines.plan(address(order.pod), order.request)
+        except ModelswapError as error:
+            return error.body()
+
+
+_UNKNOWN = ErrorBody(code="EngineFailed", message="", retryable=True)
+
+
+async def _failed(calls: Iterable[tuple[FailedAttempt, Awaitable[object]]]) -> tuple[FailedAttempt, ...]:
+    """Await all calls at once and return the attempts whose call failed, each with its error."""
+
+    async def one(attempt: FailedAttempt, call: Awaitable[object]) -> FailedAttempt | None:
+        try:
+            await call
+        except ModelswapError as error:
+            return FailedAttempt(
+                pod=attempt.pod,
+                operation_id=attempt.operation_id,
+                revision=attempt.revision,
+                digest=attempt.digest,
+                error=error.body(),
+            )
+        return None
+
+    answers = await asyncio.gather(*(one(attempt, call) for attempt, call in calls))
+    return tuple(answer for answer in answers if answer is not None)

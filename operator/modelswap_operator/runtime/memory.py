@@ -1,0 +1,88 @@
+"""What the process remembers of one slot between passes; the planner is given a frozen view of it.
+
+Everything here may be lost at any moment: it only keeps the operator from asking or trying again too soon.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from types import MappingProxyType
+
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.messages import Plan
+from modelswap_operator.planning.actions import FailedAttempt, PlanOrder
+from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
+from modelswap_operator.planning.errors import is_moved
+from modelswap_operator.planning.progress import advance
+from modelswap_operator.planning.snapshot import Attempt, Memory, PlanKey, PlanResult, Progress, Snapshot
+
+MOVED_AT_ONCE = 3
+"""How often a pod whose state moved meanwhile is tried again without waiting."""
+
+
+class SlotMemory:
+    """Plans asked for, attempts that failed, and when the slot last came further."""
+
+    def __init__(self) -> None:
+        self._plans: dict[PlanKey, PlanResult] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._progress: Progress | None = None
+        self._generation = 0
+
+    def view(self) -> Memory:
+        """Return it as the planner may see it."""
+        return Memory(
+            plans=MappingProxyType(dict(self._plans)),
+            attempts=MappingProxyType(dict(self._attempts)),
+            progress=self._progress,
+        )
+
+    def take_in(self, snapshot: Snapshot, now: datetime) -> None:
+        """Forget what a fresh look has made pointless, and note progress. Another spec cuts every wait short."""
+        if snapshot.generation != self._generation:
+            self._generation = snapshot.generation
+            self._plans.clear()
+        live = {p.uid: p.state.live.digest for p in snapshot.pods if p.state is not None and p.state.live is not None}
+        present = {p.uid for p in snapshot.pods}
+        revision = snapshot.assignment.revision if snapshot.assignment is not None else 0
+        self._attempts = {
+            uid: attempt
+            for uid, attempt in self._attempts.items()
+            if uid in present and attempt.revision == revision and live.get(uid) != attempt.digest
+        }
+        self._progress = advance(snapshot, now)
+
+    def note(self, attempts: Iterable[FailedAttempt], *, now: datetime, random: float, slow: bool) -> None:
+        """Remember failed attempts; the next try waits longer, and much longer once the deadline has passed."""
+        for attempt in attempts:
+            before = self._attempts.get(attempt.pod.uid)
+            again = before is not None and before.revision == attempt.revision
+            number = before.attempts + 1 if before is not None and again else 1
+            wait = delay(number, random, longest=SLOW_SECONDS if slow else LONGEST_SECONDS)
+            at_once = is_moved(attempt.error) and number <= MOVED_AT_ONCE
+            self._attempts[attempt.pod.uid] = Attempt(
+                operation_id=attempt.operation_id,
+                revision=attempt.revision,
+                digest=attempt.digest,
+                attempts=number,
+                retry_at=now if at_once else now + wait,
+                error=attempt.error,
+            )
+
+    def asked(self, order: PlanOrder) -> None:
+        """Remember that a pod is working on a plan."""
+        before = self._plans.get(order.key)
+        self._plans[order.key] = PlanResult(pod=order.pod.name, attempts=before.attempts if before else 0)
+
+    def answered(self, order: PlanOrder, answer: Plan | ErrorBody, *, now: datetime, random: float) -> bool:
+        """Remember the answer; False when nobody waits for it any more."""
+        before = self._plans.get(order.key)
+        if before is None or not before.pending:
+            return False
+        if isinstance(answer, Plan):
+            self._plans[order.key] = PlanResult(pod=order.pod.name, plan=answer)
+        else:
+            number = before.attempts + 1
+            self._plans[order.key] = PlanResult(
+                pod=order.pod.name, error=answer, attempts=number, retry_at=now + delay(number, random)
+            )
+        return True

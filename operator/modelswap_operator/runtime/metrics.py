@@ -1,0 +1,85 @@
+"""Prometheus metrics of the operator; labels are bounded, object names are never one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """All series of one process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._total = Counter(
+            "modelswap_reconcile_total", "Passes over an object.", ["kind", "result"], registry=registry
+        )
+        self._errors = Counter(
+            "modelswap_reconcile_errors_total", "Passes that ended with an error.", ["kind"], registry=registry
+        )
+        self._seconds = Histogram(
+            "modelswap_reconcile_time_seconds",
+            "Time of one pass.",
+            ["kind"],
+            buckets=PASS_BUCKETS,
+            registry=registry,
+        )
+        self._active = Gauge("modelswap_active_workers", "Passes under way.", ["kind"], registry=registry)
+        self._writes = Counter("modelswap_status_writes_total", "Status writes.", ["kind"], registry=registry)
+        self._requests = Counter(
+            "modelswap_rest_client_requests_total",
+            "Requests to the API server, without watches.",
+            ["code", "method"],
+            registry=registry,
+        )
+        self._request_seconds = Histogram(
+            "modelswap_rest_client_request_duration_seconds",
+            "Time of one request to the API server.",
+            ["method"],
+            registry=registry,
+        )
+        self._leader = Gauge("modelswap_leader", "1 while this process decides.", registry=registry)
+        self._epoch = Gauge("modelswap_leader_epoch", "Fencing epoch of this process.", registry=registry)
+        self._watch = Gauge(
+            "modelswap_watch_last_event_timestamp_seconds",
+            "When the watch of a resource last delivered an event.",
+            ["resource"],
+            registry=registry,
+        )
+
+    @contextmanager
+    def working(self, kind: str) -> Iterator[None]:
+        """Count a pass as under way."""
+        self._active.labels(kind).inc()
+        try:
+            yield
+        finally:
+            self._active.labels(kind).dec()
+
+    def reconciled(self, kind: str, result: str, seconds: float) -> None:
+        """Count a pass: success, requeue, requeue_after or error."""
+        self._total.labels(kind, result).inc()
+        self._seconds.labels(kind).observe(seconds)
+        if result == "error":
+            self._errors.labels(kind).inc()
+
+    def status_written(self, kind: str) -> None:
+        """Count a status write."""
+        self._writes.labels(kind).inc()
+
+    def requested(self, method: str, code: str, seconds: float) -> None:
+        """Count a request to the API server."""
+        self._requests.labels(code, method).inc()
+        self._request_seconds.labels(method).observe(seconds)
+
+    def leading(self, epoch: int) -> None:
+        """Say that this process decides, under this epoch."""
+        self._leader.set(1)
+        self._epoch.set(epoch)
+
+    def seen(self, resource: str) -> None:
+        """Note a watch event."""
+        self._watch.labels(resource).set(time())

@@ -1,0 +1,185 @@
+"""One pass over a slot: look, decide, do it, say how it stands (DESIGN.md §2)."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import structlog
+
+from modelswap_operator.api.labels import MODELVERSION_KIND, MODELVERSIONS
+from modelswap_operator.effects.events import EventWriter
+from modelswap_operator.effects.kube import ApiNotFound, Kube
+from modelswap_operator.effects.observe import Contacts, Look, Observer
+from modelswap_operator.effects.perform import Performer
+from modelswap_operator.effects.status import apply_status
+from modelswap_operator.planning.actions import (
+    Action,
+    AskPlans,
+    CancelSwaps,
+    FailedAttempt,
+    NoteAttempts,
+    PlanOrder,
+    RecordFailure,
+    StartSwaps,
+    Wait,
+    WriteAssignment,
+)
+from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.modelversion import plan
+from modelswap_operator.planning.progress import expired
+from modelswap_operator.planning.snapshot import Snapshot
+from modelswap_operator.runtime.memory import SlotMemory
+from modelswap_operator.runtime.metrics import Metrics
+from modelswap_operator.runtime.task import Again, ObjectTask
+from modelswap_operator.status import events
+from modelswap_operator.status.summarize import summarize
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What all tasks share."""
+
+    kube: Kube
+    observer: Observer
+    performer: Performer
+    events: EventWriter
+    metrics: Metrics
+    epoch: int
+    resync: float
+    now: Callable[[], datetime]
+    random: Callable[[], float]
+
+
+class SlotTask(ObjectTask):
+    """Brings one slot to what its ModelVersion says."""
+
+    def __init__(self, tools: Tools, *, namespace: str, name: str) -> None:
+        super().__init__(
+            kind=MODELVERSION_KIND,
+            namespace=namespace,
+            name=name,
+            resync=tools.resync,
+            random=tools.random,
+            metrics=tools.metrics,
+        )
+        self._tools = tools
+        self._memory = SlotMemory()
+        self._contacts = Contacts()
+        self._asking: set[asyncio.Task[None]] = set()
+        self._log = _log.bind(kind=self.kind, namespace=namespace, name=name)
+
+    async def look_and_act(self) -> Again:
+        """Make one pass."""
+        tools = self._tools
+        look = await tools.observer.look(
+            namespace=self.namespace,
+            slot=self.name,
+            epoch=tools.epoch,
+            memory=self._memory.view(),
+            contacts=self._contacts,
+        )
+        now = tools.now()
+        self._memory.take_in(look.snapshot, now)
+        look = replace(look, snapshot=replace(look.snapshot, memory=self._memory.view()))
+        action = plan(look.snapshot, now)
+        await self._perform(look, action, now)
+        if look.snapshot.deleted:
+            return Again(finished=isinstance(action, Wait), seconds=0.0)
+        if look.snapshot.spec is not None and Assessment(look.snapshot).stale_leader:
+            self._log.error("pods or the assignment name a higher epoch: a newer operator decides", epoch=tools.epoch)
+            return Again()
+        await self._report(look, action, now)
+        return self._again(action, now)
+
+    async def close(self) -> None:
+        """Stop waiting for answers of pods."""
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    def _again(self, action: Action, now: datetime) -> Again:
+        if not isinstance(action, Wait):
+            return Again(seconds=0.0)
+        return Again(seconds=(action.until - now).total_seconds() if action.until is not None else None)
+
+    async def _perform(self, look: Look, action: Action, now: datetime) -> None:
+        tools = self._tools
+        match action:
+            case WriteAssignment():
+                await tools.performer.publish(look, action)
+                self._log.info("assignment published", revision=action.assignment.revision, why=action.why)
+            case StartSwaps():
+                failed = await tools.performer.start(action)
+                self._note(look.snapshot, failed, now)
+                refused = {f.pod.uid for f in failed}
+                action = StartSwaps(orders=tuple(o for o in action.orders if o.pod.uid not in refused))
+            case CancelSwaps():
+                self._note(look.snapshot, await tools.performer.cancel(look, action), now)
+            case NoteAttempts():
+                self._note(look.snapshot, action.attempts, now)
+            case AskPlans():
+                for order in action.orders:
+                    self._ask(order)
+            case RecordFailure() | Wait():
+                pass
+        await self._tell(look.snapshot, events.of_action(action))
+
+    def _note(self, snapshot: Snapshot, attempts: tuple[FailedAttempt, ...], now: datetime) -> None:
+        slow = snapshot.spec is not None and expired(Assessment(snapshot), now)
+        self._memory.note(attempts, now=now, random=self._tools.random(), slow=slow)
+        for attempt in attempts:
+            self._log.warning(
+                "attempt failed",
+                pod=attempt.pod.name,
+                operation=attempt.operation_id,
+                code=attempt.error.code,
+                error=attempt.error.message,
+            )
+
+    def _ask(self, order: PlanOrder) -> None:
+        """Ask in the background: a pod may have to read a whole checkpoint to answer."""
+        self._memory.asked(order)
+        task = asyncio.create_task(self._answer(order), name=f"plan {self.namespace}/{self.name} {order.pod.name}")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _answer(self, order: PlanOrder) -> None:
+        answer = await self._tools.performer.ask(order)
+        if self._memory.answered(order, answer, now=self._tools.now(), random=self._tools.random()):
+            self.wake()
+
+    async def _report(self, look: Look, action: Action, now: datetime) -> None:
+        """Write the status if it says anything new, and the Events that this is worth."""
+        before = look.snapshot.status
+        after = summarize(look.snapshot, action, now)
+        if after == before:
+            return
+        try:
+            await apply_status(
+                self._tools.kube,
+                kind=MODELVERSION_KIND,
+                plural=MODELVERSIONS,
+                namespace=self.namespace,
+                name=self.name,
+                resource_version=look.resource_version,
+                status=after,
+            )
+        except ApiNotFound:
+            return  # deleted meanwhile; the next pass sees it
+        self._tools.metrics.status_written(self.kind)
+        await self._tell(look.snapshot, events.of_status(before, after))
+
+    async def _tell(self, snapshot: Snapshot, notes: tuple[events.Note, ...]) -> None:
+        if not snapshot.uid:
+            return
+        for note in notes:
+            await self._tools.events.write(
+                kind=MODELVERSION_KIND,
+                namespace=self.namespace,
+                name=self.name,
+                uid=snapshot.uid,
+                note=note,
+            )

@@ -1,0 +1,98 @@
+"""The map of tasks: one for each object that exists, and for each assignment whose object is gone.
+
+Watches only make things fast. Every ``resync`` the kinds and the assignments are listed again, so that an event lost
+in an outage costs time and nothing else.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import structlog
+
+from modelswap_operator.api.labels import LORAADAPTERS, MODELVERSIONS, SLOT_LABEL
+from modelswap_operator.effects import assignment, paths
+from modelswap_operator.effects.kube import ApiError
+from modelswap_operator.runtime.adapter_task import AdapterTask
+from modelswap_operator.runtime.slot_task import SlotTask, Tools
+from modelswap_operator.runtime.task import ObjectTask
+
+Key = tuple[str, str, str]
+BEAT_SECONDS = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Supervisor:
+    """Owns the tasks of all objects."""
+
+    def __init__(self, tools: Tools, *, namespaces: Sequence[str]) -> None:
+        self._tools = tools
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self._tasks: dict[Key, tuple[ObjectTask, asyncio.Task[None]]] = {}
+        self.listed = False
+        self.beat = time.monotonic()
+
+    def wake(self, plural: str, namespace: str, name: str) -> None:
+        """Have an object looked at soon; its task is made when there is none."""
+        key = (plural, namespace, name)
+        known = self._tasks.get(key)
+        if known is not None and not known[1].done():
+            known[0].wake()
+            return
+        maker: Callable[..., ObjectTask] = SlotTask if plural == MODELVERSIONS else AdapterTask
+        task = maker(self._tools, namespace=namespace, name=name)
+        self._tasks[key] = (task, asyncio.create_task(task.run(), name=f"{plural} {namespace}/{name}"))
+
+    async def run(self) -> None:
+        """List everything now and every resync; beat in between, so that liveness means that this loop turns."""
+        while True:
+            await self._list_all()
+            ends = time.monotonic() + (self._tools.resync if self.listed else BEAT_SECONDS)
+            while time.monotonic() < ends:
+                self.beat = time.monotonic()
+                self._sweep()
+                await asyncio.sleep(BEAT_SECONDS)
+
+    async def close(self) -> None:
+        """End all tasks; operations that run in pods go on there."""
+        running = list(self._tasks.values())
+        self._tasks.clear()
+        for _, task in running:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+        for item, _ in running:
+            if isinstance(item, SlotTask):
+                await item.close()
+
+    def oldest_pass(self) -> float:
+        """Return how long, in seconds, the longest pass under way has been going on."""
+        now = time.monotonic()
+        begun = (item.pass_began for item, _ in self._tasks.values())
+        return max((now - began for began in begun if began is not None), default=0.0)
+
+    async def _list_all(self) -> None:
+        try:
+            for namespace in self._namespaces:
+                for key in await self._existing(namespace):
+                    self.wake(*key)
+            self.listed = True
+        except ApiError as error:
+            _log.warning("listing failed, trying again", error=str(error))
+
+    async def _existing(self, namespace: str | None) -> Iterator[Key]:
+        """Return the objects of a namespace, and the slots whose assignment is left behind by a deleted object."""
+        kube = self._tools.kube
+        found: set[Key] = set()
+        for plural in (MODELVERSIONS, LORAADAPTERS):
+            for item in await kube.list(paths.custom(plural, namespace)):
+                found.add((plural, item["metadata"]["namespace"], item["metadata"]["name"]))
+        for item in await kube.list(paths.core("configmaps", namespace), label_selector=SLOT_LABEL):
+            current, _ = assignment.parse(item)
+            if current is not None and not current.released:
+                found.add((MODELVERSIONS, item["metadata"]["namespace"], item["metadata"]["labels"][SLOT_LABEL]))
+        return iter(sorted(found))
+
+    def _sweep(self) -> None:
+        for key in [key for key, (_, task) in self._tasks.items() if task.done()]:
+            del self._tasks[key]
