@@ -25,7 +25,7 @@ _EXACT: Final[dict[torch.dtype, frozenset[torch.dtype]]] = {
 def sha256_of(tensor: torch.Tensor) -> str:
     """Return the sha256 (64 hex digits) of a tensor's raw bytes in row-major order."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
-    return hashlib.sha256(memoryview(raw.numpy())).hexdigest()
+    return hashlib.sha256(raw.numpy().data).hexdigest()
 
 
 def hash_groups(

@@ -89,7 +89,7 @@ def read_tensor(wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
     digest = hashlib.sha256()
     try:
         with _descriptor(wanted.path) as file:
-            for piece in _pieces(file, memoryview(raw.numpy()), wanted):
+            for piece in _pieces(file, raw.numpy().data, wanted):
                 digest.update(piece)
                 pace.spend(len(piece))
     except OSError as error:
@@ -140,7 +140,9 @@ def check_finite(name: str, tensor: torch.Tensor) -> None:
     """
     if not tensor.is_floating_point():
         return
-    for piece in tensor.reshape(-1).split(_FINITE_CHUNK):
+    flat = tensor.reshape(-1)
+    for begin in range(0, flat.numel(), _FINITE_CHUNK):
+        piece = flat[begin : begin + _FINITE_CHUNK]
         # The eight-bit types have no reduction of their own on the CPU.
         values = piece if piece.dtype.itemsize > 1 else piece.to(torch.float32)
         if not bool(torch.isfinite(values).all()):

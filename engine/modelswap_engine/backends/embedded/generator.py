@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager, OutputRouter
+from transformers.generation.continuous_batching.continuous_api import OutputRouter
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 from modelswap_engine.backends.embedded import sampler
@@ -22,6 +22,7 @@ from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, 
 _WARM_UP: Final = "warm-up"
 _WARM_UP_SECONDS: Final = 300.0
 _STOP_SECONDS: Final = 30.0
+_GREEDY: Final[Any] = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
 
 
 @dataclasses.dataclass
@@ -32,7 +33,7 @@ class _Open:
     sent: int = 0
 
 
-class _Router(OutputRouter):  # type: ignore[misc]  # transformers is untyped
+class _Router(OutputRouter):
     """Hands outputs on in the thread that made them, instead of queueing them for an event loop."""
 
     def __init__(self, sink: Callable[[GenerationOutput], None]) -> None:
@@ -78,7 +79,7 @@ class Generator:
         self._started = False
         self._warm = threading.Event()
         self._warm_error = ""
-        self._manager = _manager(model, settings, _Router(self._deliver))
+        self._manager: Any = _manager(model, settings, _Router(self._deliver))
 
     def start(self) -> None:
         """Start the loop and run a first request through it, so that the first user does not pay for it.
@@ -269,11 +270,12 @@ def _finish_reason(output: GenerationOutput, eos: frozenset[int]) -> FinishReaso
     return FinishReason.STOP if ended else FinishReason.LENGTH
 
 
-def _manager(model: PreTrainedModel, settings: EmbeddedSettings, router: _Router) -> ContinuousBatchingManager:
+def _manager(model: PreTrainedModel, settings: EmbeddedSettings, router: _Router) -> Any:
     try:
+        library: Any = model
         with torch.no_grad():
-            manager = model.init_continuous_batching(
-                generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
+            manager = library.init_continuous_batching(
+                generation_config=_GREEDY,
                 continuous_batching_config=ContinuousBatchingConfig(
                     page_size=settings.page_size,
                     num_blocks=settings.num_blocks,

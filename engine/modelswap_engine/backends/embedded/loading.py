@@ -83,7 +83,7 @@ class TransformersLoader:
 
     def _convert(self, sources: tuple[str, ...], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         target = self._first_target[sources]
-        rule = copy.deepcopy(self._by_pattern[self._patterns[sources[0]]])
+        rule: Any = copy.deepcopy(self._by_pattern[self._patterns[sources[0]]])
         for name in sources:
             rule.add_tensor(target, name, self._patterns[name], tensors[name])
         try:
@@ -124,9 +124,10 @@ def read_config(directory: str) -> PreTrainedConfig:
             advice="save the checkpoint in bfloat16, float16 or float32",
         )
     try:
-        return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise _unknown(raw, error) from error
+    return config
 
 
 def _unknown(raw: object, error: Exception) -> IncompatibleModel:
@@ -148,11 +149,11 @@ def build_model(directory: str, checkpoint: Sequence[TensorRange], *, pace: Pace
     dtype = _dominant_dtype(checkpoint)
     skeleton = _skeleton(config, dtype)
     _check_fit(skeleton, checkpoint)
-    kind = type(skeleton)
+    kind: Any = type(skeleton)
     del skeleton
     tensors = _read_all(checkpoint, pace=pace)
     try:
-        model, report = kind.from_pretrained(
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
             None,
             config=config,
             state_dict=tensors,
@@ -165,6 +166,7 @@ def build_model(directory: str, checkpoint: Sequence[TensorRange], *, pace: Pace
         raise
     except Exception as error:
         raise _unknown({"architectures": config.architectures}, error) from error
+    model, report = loaded
     if report["missing_keys"]:
         name = min(report["missing_keys"])
         raise IncompatibleModel(
@@ -173,17 +175,19 @@ def build_model(directory: str, checkpoint: Sequence[TensorRange], *, pace: Pace
             details={"tensor": name},
         )
     model.requires_grad_(False)
-    return model.eval()
+    return model
 
 
 def _skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    factory: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
+            skeleton: PreTrainedModel = factory.from_config(
                 copy.deepcopy(config), dtype=dtype, attn_implementation=_ATTENTION, trust_remote_code=False
             )
     except Exception as error:
         raise _unknown({"architectures": config.architectures}, error) from error
+    return skeleton
 
 
 def _check_fit(skeleton: PreTrainedModel, checkpoint: Sequence[TensorRange]) -> None:
@@ -223,7 +227,8 @@ def _read_all(checkpoint: Sequence[TensorRange], *, pace: Pace) -> dict[str, tor
 
 def vocabulary_of(model: PreTrainedModel) -> int:
     """Return how many token ids the model can embed."""
-    return int(model.get_input_embeddings().weight.shape[0])
+    embedding: Any = model.get_input_embeddings()
+    return int(embedding.weight.shape[0])
 
 
 def context_of(config: PreTrainedConfig) -> int:

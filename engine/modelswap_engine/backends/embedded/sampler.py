@@ -38,7 +38,7 @@ def processors() -> ContinuousBatchingLogitsProcessorList:
     return found
 
 
-class Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # transformers is untyped
+class Sampler(ContinuousBatchingLogitsProcessor):
     """Draws tokens for the rows that want it.
 
     Batches are prepared and run by one thread, one after the other (asynchronous batching is off), so what was noted
@@ -46,10 +46,9 @@ class Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # trans
     same after a preemption and in any company.
     """
 
-    supported_kwargs: Final = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
-    ignored_kwargs: Final = ()
-
     def __init__(self) -> None:
+        self.supported_kwargs = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
+        self.ignored_kwargs = ()
         self._rows: list[tuple[dict[str, Any], int]] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:

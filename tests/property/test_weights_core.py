@@ -1,0 +1,169 @@
+"""The weights core on a module with every kind of loading rule: whatever the diffs, live bytes are a version's bytes."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from modelswap_engine.backends.port import StageRetained
+from modelswap_engine.protocol.errors import ChecksFailed, IncompatibleModel, ManifestMismatch, ModelswapError, NotFound
+
+pytestmark = pytest.mark.model
+
+_GROUPS = (("embed",), ("q", "k", "v"), ("gate_up",), ("out",), ("scale",), ("norm",), ("steps",))
+_ACTIONS = st.one_of(
+    st.tuples(st.just("swap"), st.sets(st.sampled_from(_GROUPS), min_size=1), st.integers(0, 2**31)),
+    st.tuples(st.just("undone"), st.sets(st.sampled_from(_GROUPS), min_size=1), st.integers(0, 2**31)),
+    st.tuples(st.just("torn"), st.sets(st.sampled_from(_GROUPS), min_size=1), st.integers(0, 2**31)),
+    st.tuples(st.just("staged"), st.sets(st.sampled_from(_GROUPS), min_size=1), st.integers(0, 2**31)),
+    st.tuples(st.just("damaged"), st.sets(st.sampled_from(_GROUPS), min_size=1), st.integers(0, 2**31)),
+    st.tuples(st.just("back"), st.just(frozenset()), st.just(0)),
+)
+
+
+class _Bench:
+    """A live module, the version it should hold, and the retained one."""
+
+    def __init__(self, folder: Path) -> None:
+        from modelswap_engine.weights.updater import WeightUpdater
+        from tests.support import weights_lab as lab
+
+        self.lab, self.folder, self.numbers = lab, folder, itertools.count()
+        self.tear = False
+        self.live = self.write(lab.random_tensors(1, lab.SOURCES))
+        self.previous = None
+        self.module = lab.fill(lab.LabModule(), self.live)
+        self.updater = WeightUpdater(
+            self.module, lab.LabLoader(), digest=self.live.digest, checkpoint=self.live.ranges, midway=self._midway
+        )
+        self.updater.prove()
+
+    def _midway(self) -> None:
+        if self.tear:
+            self.tear = False
+            raise RuntimeError("torn")
+
+    def write(self, tensors):
+        return self.lab.write_version(self.folder / f"{next(self.numbers)}.bin", tensors)
+
+    def next_version(self, groups, seed: int):
+        names = [name for group in groups for name in group]
+        return self.write({**self.live.tensors, **self.lab.random_tensors(seed, names)}), names
+
+    def stage(self, version, names, operation: str, **options) -> None:
+        from modelswap_engine.weights.pace import Pace
+
+        self.updater.stage(version.order(operation, names, **options), pace=Pace())
+
+    def check(self) -> None:
+        fresh = self.lab.fill(self.lab.LabModule(), self.live)
+        assert self.lab.state_bytes(self.module) == self.lab.state_bytes(fresh)
+        assert self.module.head is self.module.embed
+        assert self.module.alias.data_ptr() == self.module.norm.data_ptr()
+        assert self.updater.verify(strict=True) == self.live.digest
+        hashes, _ = self.updater.hash(self.updater.snapshot(), self.updater.groups)
+        assert hashes == self.live.hashes()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> _Bench:
+    return _Bench(tmp_path)
+
+
+def _apply(bench: _Bench, action: str, groups, seed: int) -> None:
+    operation = f"op{next(bench.numbers)}"
+    if action == "back":
+        if bench.previous is None:
+            return
+        bench.updater.stage_retained(StageRetained(operation_id=operation, digest=bench.previous.digest, directory=""))
+        bench.updater.prepare(operation)
+        bench.updater.commit(operation)
+        bench.updater.release(operation, previous=False)
+        bench.live, bench.previous = bench.previous, bench.live
+        return
+    version, names = bench.next_version(groups, seed)
+    if action == "damaged":
+        path = Path(version.ranges[0].path)
+        path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+        with pytest.raises(ModelswapError):
+            bench.stage(version, names, operation)
+        return
+    bench.stage(version, names, operation)
+    bench.updater.prepare(operation)
+    if action == "staged":
+        bench.updater.release(operation, previous=False)
+        return
+    if action == "torn":
+        bench.tear = True
+        with pytest.raises(RuntimeError):
+            bench.updater.commit(operation)
+    else:
+        bench.updater.commit(operation)
+    if action in {"torn", "undone"}:
+        bench.updater.rollback(operation)
+        bench.updater.release(operation, previous=False)
+        return
+    bench.updater.release(operation, previous=False)
+    bench.live, bench.previous = version, bench.live
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=st.lists(_ACTIONS, min_size=1, max_size=6))
+def test_any_history_leaves_exactly_one_version_live(tmp_path_factory: pytest.TempPathFactory, actions) -> None:
+    bench = _Bench(tmp_path_factory.mktemp("lab"))
+    for action, groups, seed in actions:
+        _apply(bench, action, groups, seed)
+        bench.check()
+
+
+def test_half_a_fused_parameter_is_refused(bench: _Bench) -> None:
+    version, _ = bench.next_version([("q", "k", "v")], 7)
+    with pytest.raises(IncompatibleModel, match="tensor k is missing"):
+        bench.stage(version, ["q", "v"], "op")
+    bench.check()
+
+
+def test_a_value_that_is_not_finite_is_refused_by_name(bench: _Bench) -> None:
+    broken = bench.live.tensors["norm"].clone()
+    broken[2] = float("nan")
+    version = bench.write({**bench.live.tensors, "norm": broken})
+    with pytest.raises(ChecksFailed, match="norm"):
+        bench.stage(version, ["norm"], "op")
+    bench.check()
+
+
+def test_strict_verification_sees_one_changed_byte_of_live_memory(bench: _Bench) -> None:
+    bench.module.qkv.data[0, 0] += 1
+    assert bench.updater.verify(strict=False) == bench.live.digest
+    with pytest.raises(ManifestMismatch, match="tensor q "):
+        bench.updater.verify(strict=True)
+
+
+def test_verification_sees_a_parameter_that_points_elsewhere(bench: _Bench) -> None:
+    bench.module.out.data = bench.module.out.data.clone()
+    with pytest.raises(ModelswapError, match="out"):
+        bench.updater.verify(strict=False)
+
+
+def test_released_versions_free_their_memory(bench: _Bench) -> None:
+    version, names = bench.next_version(_GROUPS, 3)
+    bench.stage(version, names, "one", keep_previous=False)
+    assert bench.updater.sizes().staged > 0
+    bench.updater.prepare("one")
+    bench.updater.commit("one")
+    assert bench.updater.sizes().staged == 0
+    assert bench.updater.sizes().previous > 0
+    bench.updater.release("one", previous=False)
+    assert bench.updater.sizes().previous == 0
+    with pytest.raises(NotFound):
+        bench.updater.stage_retained(StageRetained(operation_id="two", digest=bench.live.digest, directory=""))
+
+
+def test_a_checkpoint_that_leaves_a_parameter_empty_is_refused(bench: _Bench) -> None:
+    from modelswap_engine.weights.updater import WeightUpdater
+
+    partial = [item for item in bench.live.ranges if item.name != "norm"]
+    with pytest.raises(IncompatibleModel, match="norm"):
+        WeightUpdater(bench.module, bench.lab.LabLoader(), digest="d", checkpoint=partial)
