@@ -1,6 +1,7 @@
 """Helm and an API server for the tests of this folder."""
 
 import pytest
+
 from tests.support.charts import Charts
 from tests.support.custom import definitions, rest
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.support.charts import CHARTS, Charts, Object, of_kind, one, pod_templates
 
 CHART = "modelswap-engine"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.support.apiserver import ApiServer
 from tests.support.charts import CHARTS, Charts, Object, case_id, cases, of_kind, pod_templates
 from tests.support.rest import APPLY, Rest

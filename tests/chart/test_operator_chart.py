@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.support.cache import REPOSITORY
 from tests.support.charts import Charts, Object, of_kind, one, pod_templates
 

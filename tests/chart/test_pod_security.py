@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.support.charts import Charts, Object, case_id, cases, pod_templates
 
 RESTRICTED_VOLUMES = {

@@ -8,6 +8,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+
 from tests.support.cache import REPOSITORY
 from tests.support.charts import Charts, Object, case_id, cases, of_kind, pod_templates
 
