@@ -20,6 +20,15 @@ lock "image-$name"
 context=$cache/images/$name
 mkdir -p "$context"
 
+content() { # one hash over all that decides what the image holds; written into it as a label
+  {
+    docker image inspect --format '{{.Id}}' "$base" 2>/dev/null || echo "$base"
+    cd "$repository"
+    find operator engine docker hack/images pyproject.toml LICENSE README.md ${locked:+"$locked"} \
+      -type f -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+  } | sha256sum | cut -c1-32
+}
+
 third_party() {
   if [ "$name" = engine-full ]; then
     rm -rf "$context/site"
@@ -40,8 +49,17 @@ own_package() {
 }
 
 image() {
-  docker build --quiet --file "$repository/docker/$file.Dockerfile" --build-arg "BASE=$base" ${target:+--target "$target"} --tag "$tag" "$context"
+  local previous
+  previous=$(docker image inspect --format '{{.Id}}' "$tag" 2>/dev/null || true)
+  docker build --quiet --file "$repository/docker/$file.Dockerfile" --build-arg "BASE=$base" ${target:+--target "$target"} \
+    --label "dev.modelswap.content=$key" --tag "$tag" "$context"
+  # What had the tag before is of no more use; where a container or a layer still needs it, it stays.
+  [ -z "$previous" ] || [ "$previous" = "$(docker image inspect --format '{{.Id}}' "$tag")" ] || docker image rm "$previous" || true
 }
+
+key=$(content)
+there=$(docker image inspect --format '{{index .Config.Labels "dev.modelswap.content"}}' "$tag" 2>/dev/null || true)
+[ "$there" != "$key" ] || exit 0
 
 [ "$name" != engine-full ] || "$repository/hack/images/site.sh"
 if [ -n "$locked" ]; then

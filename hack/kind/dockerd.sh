@@ -9,7 +9,7 @@ pidfile=$home/dockerd.pid
 pools=(172.29.0.0/24 172.30.0.0/16)
 
 answers() { DOCKER_HOST=$1 timeout 10 docker version >/dev/null 2>&1; }
-ours_runs() { [ -f "$pidfile" ] && [ "$(cat "/proc/$(cat "$pidfile")/comm" 2>/dev/null)" = dockerd ]; }
+ours_runs() { [ -f "$pidfile" ] && grep -qaF "unix://$socket" "/proc/$(cat "$pidfile")/cmdline" 2>/dev/null; }
 
 host() {
   ours_runs && { echo "unix://$socket"; return; }
@@ -46,13 +46,19 @@ RUNC
 launch() {
   local forward
   forward=$(iptables -S FORWARD 2>/dev/null | sed -n 's/^-P FORWARD //p')
-  printf 'forward_policy=%s\nip_forward=%s\n' "${forward:-ACCEPT}" "$(cat /proc/sys/net/ipv4/ip_forward)" >"$home/before"
+  [ -e "$home/before" ] || printf 'forward_policy=%s\nip_forward=%s\n' "${forward:-ACCEPT}" "$(cat /proc/sys/net/ipv4/ip_forward)" >"$home/before"
   # shellcheck disable=SC2046
   nohup setsid dockerd --data-root "$home/data" --exec-root "$home/exec" --pidfile "$pidfile" -H "unix://$socket" \
     $(runtime_options) --storage-driver overlay2 --exec-opt native.cgroupdriver=cgroupfs --default-cgroupns-mode private \
     --userland-proxy-path "$(command -v docker-proxy || echo /usr/sbin/docker-proxy)" \
     --bip "${pools[0]/.0\//.1/}" --default-address-pool "base=${pools[1]},size=24" >"$logs/dockerd.log" 2>&1 9>&- &
-  for _ in $(seq 150); do answers "unix://$socket" && return 0; sleep .2; done
+  local pid=$!
+  for _ in $(seq 300); do
+    answers "unix://$socket" && return 0
+    kill -0 "$pid" 2>/dev/null || break
+    sleep .2
+  done
+  kill "$pid" 2>/dev/null || true
   tail -n 8 "$logs/dockerd.log" >&2
   return 1
 }
@@ -61,7 +67,8 @@ start() {
   host >/dev/null && return 0
   [ "$(uname)" = Linux ] || die "no Docker engine answers: start Docker Desktop (or set DOCKER_HOST) and run this again"
   require_root_on_debian "starting a Docker engine"
-  [ ${#socket} -lt 100 ] || die "the path $socket is too long for a socket: set MODELSWAP_CACHE to a shorter folder"
+  local longest=$home/exec/containerd/containerd-debug.sock
+  [ ${#longest} -lt 108 ] || die "the path $longest is too long for a socket: set MODELSWAP_CACHE to a shorter folder"
   mkdir -p "$home"
   lock docker
   host >/dev/null && return 0

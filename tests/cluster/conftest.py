@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.support.cluster.provider import Cluster
 from tests.support.cluster.select import TEST_CLUSTER, TEST_PORT, cluster_provider
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from tests.support.apiserver import ISSUER, ApiServer
 
 pytestmark = pytest.mark.api

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from tests.support.cache import run_script
 from tests.support.cluster.config import MODELS_IN_NODE, SITE_IN_NODE
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster, ClusterError

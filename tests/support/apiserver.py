@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 import pytest
+
 from tests.support.cache import kube_binaries
 from tests.support.pki import Pki, make_pki
 from tests.support.processes import Child
