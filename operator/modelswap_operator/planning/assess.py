@@ -69,10 +69,16 @@ class Assessment:
         for ref in self._known() if self.owned else ():
             if (ref.version, ref.uri) == (self.spec.version, source.uri) and source.digest in ("", ref.digest):
                 return AssignmentTarget(version=ref.version, uri=ref.uri, digest=ref.digest)
-        for result in self.plans.values():
-            if result.plan is not None and result.plan.to_digest:
-                return AssignmentTarget(version=self.spec.version, uri=source.uri, digest=result.plan.to_digest)
-        return None
+        found = [result.plan.to_digest for result in self.plans.values() if result.plan is not None]
+        found += self._refused()
+        digest = next((d for d in found if d and source.digest in ("", d)), "")
+        return AssignmentTarget(version=self.spec.version, uri=source.uri, digest=digest) if digest else None
+
+    def _refused(self) -> list[str]:
+        """What the source was resolved to when it was refused; asking again would only hear it again."""
+        shown, generation = self.snapshot.status.target, self.snapshot.generation
+        failed = [f.digest for f in self.snapshot.status.failures if f.generation == generation]
+        return [d for d in failed if shown is not None and (shown.version, shown.digest) == (self.spec.version, d)]
 
     def _known(self) -> Iterator[AssignmentTarget]:
         current = self.snapshot.assignment

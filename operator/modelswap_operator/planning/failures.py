@@ -32,7 +32,7 @@ def plan_failure(a: Assessment, now: datetime) -> Failure | None:
         digest = a.spec.source.digest
         if result.plan is not None:
             refusals = list(result.plan.refusals)
-            digest = result.plan.to_digest or digest
+            digest = digest or result.plan.to_digest
         for error in refusals:
             if is_content(error):
                 return _failure(a, error, digest=digest, pod=result.pod, now=now)

@@ -1,0 +1,162 @@
+"""Whatever users and fate do to a slot, its rules hold at every step and it ends where it should."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from modelswap_operator.api.modelversion import OnFailure
+from modelswap_operator.planning.actions import CancelSwaps, RecordFailure, StartSwaps, Wait, WriteAssignment
+from modelswap_operator.planning.rollout import allowed
+from tests.support.slot_world import BAD, CATALOG, GOOD, World
+
+MUTATIONS = (WriteAssignment, StartSwaps, CancelSwaps)
+
+
+class Rollouts(RuleBasedStateMachine):
+    """Users edit, pods fail and die, the operator is killed; between all that it makes passes."""
+
+    @initialize(
+        pods=st.integers(1, 5),
+        budget=st.sampled_from([1, 2, "50%"]),
+        on_failure=st.sampled_from(list(OnFailure)),
+        pinned=st.booleans(),
+        serving=st.sampled_from(["1.0", "1.1"]),
+    )
+    def begin(self, pods: int, budget: int | str, on_failure: OnFailure, pinned: bool, serving: str) -> None:
+        self.world = World(
+            pods=pods, max_unavailable=budget, on_failure=on_failure, pinned=pinned, serving=serving, version="1.0"
+        )
+        self.refused: set[tuple[int, str]] = set()
+
+    # The operator
+
+    @rule(times=st.integers(1, 6))
+    def work(self, times: int) -> None:
+        for _ in range(times):
+            before = self._unavailable()
+            action = self.world.run_pass()
+            if isinstance(action, RecordFailure):
+                self.refused.add((action.failure.generation, action.failure.digest))
+            self._check(action, before)
+            if isinstance(action, Wait):
+                self.world.tick()
+
+    def _unavailable(self) -> set[str]:
+        return {p.uid for p in self.world.pods if not p.ready or p.busy or p.quarantined}
+
+    def _check(self, action: object, before: set[str]) -> None:
+        world = self.world
+        if world.spec.suspend:
+            assert not isinstance(action, MUTATIONS), "a suspended slot was changed"
+        if not isinstance(action, StartSwaps):
+            return
+        taken = {o.pod.uid for o in action.orders} - before
+        counted = [p for p in world.pods if p.uid in world.ever_ready]
+        if taken:
+            assert len(before & {p.uid for p in counted}) + len(taken) <= allowed(
+                world.spec.rollout.max_unavailable, len(counted)
+            ), "more pods unavailable than allowed"
+        for order in action.orders:
+            assert (world.generation, order.request.target.digest) not in self.refused, "a refused digest was retried"
+
+    # Users
+
+    @rule(version=st.sampled_from(sorted(CATALOG)))
+    def bump(self, version: str) -> None:
+        self.world.bump(version)
+
+    @rule()
+    def suspend_or_not(self) -> None:
+        self.world.edit(suspend=not self.world.spec.suspend)
+
+    # Fate
+
+    @rule()
+    def kill_operator(self) -> None:
+        self.world.kill_operator()
+
+    @precondition(lambda self: self.world.pods)
+    @rule(data=st.data())
+    def restart_pod(self, data: st.DataObject) -> None:
+        self.world.restart(data.draw(st.sampled_from(self.world.pods)))
+
+    @precondition(lambda self: self.world.pods)
+    @rule(data=st.data())
+    def cut_off_or_not(self, data: st.DataObject) -> None:
+        pod = data.draw(st.sampled_from(self.world.pods))
+        pod.reachable = not pod.reachable
+
+    @precondition(lambda self: self.world.pods)
+    @rule(data=st.data())
+    def ready_or_not(self, data: st.DataObject) -> None:
+        pod = data.draw(st.sampled_from(self.world.pods))
+        pod.ready = not pod.ready
+
+    @precondition(lambda self: len(self.world.pods) > 1)
+    @rule(data=st.data())
+    def lose_pod(self, data: st.DataObject) -> None:
+        self.world.pods.remove(data.draw(st.sampled_from(self.world.pods)))
+
+    @precondition(lambda self: len(self.world.pods) < 6)
+    @rule(ready=st.booleans())
+    def new_pod(self, ready: bool) -> None:
+        stable = self.world.assignment.stable if self.world.assignment else None
+        self.world.add_pod(None if stable else GOOD["1.0"], ready=ready)
+
+    @precondition(lambda self: self.world.pods)
+    @rule(data=st.data(), times=st.integers(1, 2))
+    def trouble(self, data: st.DataObject, times: int) -> None:
+        data.draw(st.sampled_from(self.world.pods)).transient_faults += times
+
+    # What always holds
+
+    @invariant()
+    def revisions_rise(self) -> None:
+        revisions = self.world.revisions
+        assert revisions == sorted(set(revisions))
+
+    @invariant()
+    def ready_means_read_back(self) -> None:
+        world = self.world
+        if world.condition("Ready") != ("True", "Succeeded") or not world.log:
+            return
+        conditions = {c.type: c for c in world.status.conditions}
+        if conditions["Ready"].observed_generation != world.generation:
+            return
+        counts = world.status.pod_counts
+        assert counts is not None
+        assert counts.ready == counts.counted > 0
+        assert world.condition("Stalled") is None
+        assert world.condition("Reconciling") is None
+
+    def teardown(self) -> None:
+        """Fate relents: then the slot ends at its version, or, if that is refused, all at one good version."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for pod in world.pods:
+            pod.reachable = pod.ready = True
+            pod.transient_faults = 0
+        world.edit(suspend=False)
+        world.settle(limit=3000)
+        assert world.status.observed_generation == world.generation
+        served = set(world.serving())
+        if world.spec.version in GOOD:
+            assert served == {world.spec.version}
+            assert world.condition("Ready") == ("True", "Succeeded")
+        else:
+            assert world.condition("Stalled") is not None
+            assert served <= set(GOOD)
+            if world.spec.rollout.on_failure is OnFailure.ROLLBACK:
+                assert len(served) == 1
+        writes = world.status_writes
+        world.run_pass()
+        world.run_pass()
+        assert world.status_writes == writes, "a settled slot is written again"
+
+
+assert not set(GOOD) & set(BAD)
+TestRollouts = Rollouts.TestCase
+TestRollouts.settings = settings(
+    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

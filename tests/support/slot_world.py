@@ -1,0 +1,420 @@
+"""A slot in one process and in no time: pods that obey, fail and die, driven by the real planner and status summary.
+
+A stand-in for cluster and engines, for tests of decisions only. It keeps what the API server would keep (object, status,
+assignment) and what each engine would keep; the operator's memory can be lost at any moment (`kill_operator`). The
+fencing rules are the engine's own (`modelswap_engine.swap.fence`), the order of a swap's states is the protocol's table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
+from modelswap_engine.protocol.messages import (
+    Assignment,
+    AssignmentTarget,
+    EngineState,
+    Plan,
+    RankState,
+    SwapRequest,
+    SwapStatus,
+    VersionRef,
+)
+from modelswap_engine.protocol.states import TRANSITIONS, SwapState
+from modelswap_engine.swap import fence as fences
+from modelswap_operator.api.modelversion import (
+    ModelVersionSpec,
+    ModelVersionStatus,
+    OnFailure,
+    Rollout,
+    Source,
+)
+from modelswap_operator.planning.actions import (
+    Action,
+    AskPlans,
+    CancelSwaps,
+    FailedAttempt,
+    NoteAttempts,
+    RecordFailure,
+    StartSwaps,
+    Wait,
+    WriteAssignment,
+)
+from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.modelversion import plan
+from modelswap_operator.planning.progress import expired
+from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable
+from modelswap_operator.runtime.memory import SlotMemory
+from modelswap_operator.status.summarize import summarize
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+_PATH = (
+    SwapState.PLANNED,
+    SwapState.FETCHING,
+    SwapState.STAGED,
+    SwapState.PREPARED,
+    SwapState.PAUSING,
+    SwapState.COMMITTING,
+    SwapState.COMMITTED,
+    SwapState.VERIFIED,
+    SwapState.SERVING,
+)
+assert all(b in TRANSITIONS[a] for a, b in zip(_PATH, _PATH[1:], strict=False))
+
+
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version that can be asked for. `refused` by the plan, or only by the swap (`refused_late`)."""
+
+    version: str
+    digest: str
+    refused: ErrorBody | None = None
+    refused_late: ErrorBody | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"file:///models/{self.version}"
+
+    @property
+    def target(self) -> AssignmentTarget:
+        return AssignmentTarget(version=self.version, uri=self.uri, digest=self.digest)
+
+
+GOOD = {
+    "1.0": Release("1.0", digest("a")),
+    "1.1": Release("1.1", digest("b")),
+    "1.2": Release("1.2", digest("c")),
+}
+BAD = {
+    "2.0": Release("2.0", digest("d"), refused=ErrorBody(code="DigestMismatch", message="other content")),
+    "2.1": Release("2.1", digest("e"), refused_late=ErrorBody(code="ChecksFailed", message="not finite")),
+}
+CATALOG = GOOD | BAD
+
+
+@dataclass
+class SimPod:
+    """One pod and its engine."""
+
+    name: str
+    uid: str
+    live: Release | None
+    ready: bool = True
+    ever_ready: bool = True
+    reachable: bool = True
+    boot: int = 0
+    seq: int = 0
+    accepted: fences.Accepted | None = None
+    operation: SwapStatus | None = None
+    memory: dict[str, SwapStatus] = field(default_factory=dict)
+    transient_faults: int = 0
+    refuses: set[str] = field(default_factory=set)
+    quarantined: bool = False
+
+    def state(self) -> EngineState:
+        live = self.live
+        proved = live.digest if live is not None and not self.quarantined else ""
+        return EngineState(
+            pod_uid=self.uid,
+            boot_id=f"boot-{self.boot}",
+            seq=self.seq,
+            ready=self.ready,
+            quarantined=self.quarantined,
+            owner_uid=self.accepted.owner_uid if self.accepted else "",
+            epoch=self.accepted.epoch if self.accepted else 0,
+            revision=self.accepted.revision if self.accepted else 0,
+            live=VersionRef(version=live.version, uri=live.uri, digest=live.digest) if live and proved else None,
+            operation=self.operation,
+            ranks=[RankState(rank=0, boot_id=f"rank-{self.boot}", alive=True, digest=proved)],
+        )
+
+    @property
+    def busy(self) -> bool:
+        return self.operation is not None and not self.operation.state.terminal
+
+    def swap(self, request: SwapRequest) -> SwapStatus:
+        known = self.memory.get(request.operation_id)
+        if known is not None:
+            return known
+        fences.check_pod(request.fence, self.uid)
+        fences.check_order(request.fence, self.accepted, target=request.target)
+        assert not self.busy, "the planner must not start a second operation on a pod"
+        self.accepted = fences.accept(
+            request.fence, self.accepted, operation_id=request.operation_id, target=request.target
+        )
+        status = SwapStatus(
+            operation_id=request.operation_id,
+            state=SwapState.PLANNED,
+            revision=request.fence.revision,
+            target=request.target,
+        )
+        self._show(status)
+        return status
+
+    def tick(self) -> None:
+        """Let the operation take one step, or end."""
+        operation = self.operation
+        if operation is None or operation.state.terminal:
+            return
+        release = CATALOG[operation.target.version]
+        if release.digest == (self.live.digest if self.live else ""):
+            self.live = release
+            self._show(msgspec.structs.replace(operation, state=SwapState.SERVING))
+            return
+        error = release.refused or release.refused_late
+        if release.version in self.refuses:
+            error = ErrorBody(code="InsufficientMemory", message="too big here")
+        if operation.state is SwapState.FETCHING and error is not None:
+            self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=error))
+            return
+        if operation.state is SwapState.PAUSING and self.transient_faults:
+            self.transient_faults -= 1
+            body = ErrorBody(code="DrainTimeout", message="requests outlasted the drain", retryable=True)
+            self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=body))
+            return
+        state = _PATH[_PATH.index(operation.state) + 1]
+        if state is SwapState.SERVING:
+            self.live = release
+        self._show(msgspec.structs.replace(operation, state=state))
+
+    def cancel(self, operation_id: str) -> None:
+        operation = self.operation
+        if operation is None or operation.operation_id != operation_id or operation.state.terminal:
+            return
+        if operation.state.reversible:
+            body = ErrorBody(code="Cancelled", message="cancelled by a call", retryable=True)
+            self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=body))
+
+    def restart(self, assigned: AssignmentTarget | None) -> None:
+        """The container restarts: what was in flight is gone, and the assignment is what it serves."""
+        self.boot += 1
+        self.seq += 1
+        self.operation = None
+        self.quarantined = False
+        if assigned is not None:
+            self.live = CATALOG[assigned.version]
+
+    def _show(self, status: SwapStatus) -> None:
+        self.seq += 1
+        self.operation = status
+        self.memory[status.operation_id] = status
+
+
+class World:
+    """The cluster, seen by one slot's planner."""
+
+    def __init__(
+        self,
+        *,
+        pods: int = 2,
+        serving: str | None = "1.0",
+        version: str = "1.0",
+        max_unavailable: int | str = 1,
+        on_failure: OnFailure = OnFailure.ROLLBACK,
+        pinned: bool = False,
+    ) -> None:
+        self.now = START
+        self.uid = "owner-1"
+        self.generation = 1
+        self.deleted = False
+        self.epoch = 1
+        self.pinned = pinned
+        self.spec = ModelVersionSpec(
+            served_model_name="m",
+            version=version,
+            source=self._source(version),
+            rollout=Rollout(max_unavailable=max_unavailable, on_failure=on_failure),
+        )
+        self.status = ModelVersionStatus()
+        self.status_writes = 0
+        self.assignment: Assignment | None = None
+        self.ledger = Ledger()
+        self.memory = SlotMemory()
+        self.ever_ready: set[str] = set()
+        self.log: list[Action] = []
+        self.revisions: list[int] = []
+        self._made = 0
+        self.pods: list[SimPod] = []
+        for _ in range(pods):
+            self.add_pod(CATALOG[serving] if serving else None)
+
+    def _source(self, version: str) -> Source:
+        release = CATALOG[version]
+        return Source(uri=release.uri, digest=release.digest if self.pinned else "")
+
+    # What users and fate do
+
+    def bump(self, version: str, **changes: Any) -> None:
+        """Edit the spec; an edit that changes nothing is none."""
+        spec = msgspec.structs.replace(self.spec, version=version, source=self._source(version), **changes)
+        if spec != self.spec:
+            self.spec = spec
+            self.generation += 1
+
+    def edit(self, **changes: Any) -> None:
+        self.bump(self.spec.version, **changes)
+
+    def add_pod(self, serving: Release | None = None, *, ready: bool = True) -> SimPod:
+        self._made += 1
+        pod = SimPod(name=f"pod-{self._made}", uid=f"uid-{self._made}", live=serving, ready=ready, ever_ready=ready)
+        if self.assignment is not None and self.assignment.stable is not None and serving is None:
+            pod.live = CATALOG[self.assignment.stable.version]
+        self.pods.append(pod)
+        return pod
+
+    def kill_operator(self) -> None:
+        """Everything that was only in the process is gone; the next one has a higher epoch."""
+        self.memory = SlotMemory()
+        self.ever_ready = set()
+        self.epoch += 1
+
+    def restart(self, pod: SimPod) -> None:
+        pod.restart(self.assignment.target_for(pod.uid) if self.assignment is not None else None)
+
+    # What the operator does
+
+    def snapshot(self) -> Snapshot:
+        self.ever_ready |= {p.uid for p in self.pods if p.ready}
+        shown = {p.uid for p in self.status.pods if p.state != "Starting"}
+        pods = tuple(
+            Pod(
+                name=p.name,
+                uid=p.uid,
+                ip="127.0.0.1",
+                port=8001,
+                ready=p.ready,
+                ever_ready=p.uid in self.ever_ready | shown,
+                engine=p.state() if p.reachable else self._silent(),
+            )
+            for p in self.pods
+        )
+        base = Snapshot(
+            namespace="default",
+            slot="slot",
+            epoch=self.epoch,
+            uid=self.uid,
+            generation=self.generation,
+            deleted=self.deleted,
+            spec=None if self.deleted else self.spec,
+            status=self.status,
+            pods=pods,
+            assignment=self.assignment,
+            ledger=self.ledger,
+        )
+        self.memory.take_in(replace(base, memory=self.memory.view()), self.now)
+        return replace(base, memory=self.memory.view())
+
+    def _silent(self) -> Unreachable:
+        return Unreachable(
+            reason="EngineUnreachable",
+            message="no connection",
+            since=self.now,
+            attempts=1,
+            retry_at=self.now + timedelta(seconds=1),
+        )
+
+    def run_pass(self) -> Action:
+        """One pass, as the operator makes it."""
+        snapshot = self.snapshot()
+        action = plan(snapshot, self.now)
+        self.log.append(action)
+        self._perform(snapshot, action)
+        if not snapshot.deleted:
+            after = summarize(snapshot, action, self.now)
+            self.status_writes += after != self.status
+            self.status = after
+        return action
+
+    def _perform(self, snapshot: Snapshot, action: Action) -> None:
+        match action:
+            case WriteAssignment():
+                self.revisions.append(action.assignment.revision)
+                self.assignment, self.ledger = action.assignment, action.ledger
+            case StartSwaps():
+                for order in action.orders:
+                    self._note(snapshot, self._call(order.pod, order.request))
+            case CancelSwaps():
+                for item in action.orders:
+                    self._sim(item.pod.uid).cancel(item.operation_id)
+            case NoteAttempts():
+                self._note(snapshot, action.attempts)
+            case AskPlans():
+                for asked in action.orders:
+                    self.memory.asked(asked)
+                    self.memory.answered(asked, self._answer(asked.key.version, asked.key.from_digest), now=self.now, random=0.5)
+            case RecordFailure() | Wait():
+                pass
+
+    def _note(self, snapshot: Snapshot, attempts: tuple[FailedAttempt, ...]) -> None:
+        slow = snapshot.spec is not None and expired(Assessment(snapshot), self.now)
+        self.memory.note(attempts, now=self.now, random=0.5, slow=slow)
+
+    def _call(self, pod: Pod, request: SwapRequest) -> tuple[FailedAttempt, ...]:
+        try:
+            self._sim(pod.uid).swap(request)
+        except ModelswapError as error:
+            failed = FailedAttempt(
+                pod=pod,
+                operation_id=request.operation_id,
+                revision=request.fence.revision,
+                digest=request.target.digest,
+                error=error.body(),
+            )
+            return (failed,)
+        return ()
+
+    def _answer(self, version: str, from_digest: str) -> Plan:
+        release = CATALOG[version]
+        refusals = [release.refused] if release.refused is not None else []
+        return Plan(
+            from_digest=from_digest,
+            to_digest=release.digest,
+            refusals=refusals,
+            changed_tensors=3,
+            total_tensors=10,
+            changed_bytes=300,
+            total_bytes=1000,
+        )
+
+    def _sim(self, uid: str) -> SimPod:
+        return next(p for p in self.pods if p.uid == uid)
+
+    # Time
+
+    def tick(self) -> None:
+        for pod in self.pods:
+            pod.tick()
+        self.now += timedelta(milliseconds=500)
+
+    def settle(self, limit: int = 400) -> None:
+        """Let passes and steps alternate until nothing is left to do; fails when that never happens."""
+        for _ in range(limit):
+            action = self.run_pass()
+            if not isinstance(action, Wait):
+                continue
+            if any(p.busy for p in self.pods):
+                self.tick()
+                continue
+            if action.until is None:
+                return
+            self.now = max(action.until, self.now)
+        raise AssertionError(f"never settled; last actions: {[type(a).__name__ for a in self.log[-8:]]}")
+
+    # What tests ask
+
+    def condition(self, kind: str) -> tuple[str, str] | None:
+        return next(((c.status, c.reason) for c in self.status.conditions if c.type == kind), None)
+
+    def serving(self) -> list[str]:
+        return [p.live.version if p.live else "" for p in self.pods]
+
+    def actions(self, kind: type[Any]) -> list[Any]:
+        return [a for a in self.log if isinstance(a, kind)]

@@ -1,0 +1,363 @@
+"""The planner and the status together, on a slot in no time (`slot_world`)."""
+
+from datetime import timedelta
+
+import pytest
+
+from modelswap_engine.protocol.states import SwapState
+from modelswap_operator.api.modelversion import OnFailure, Rollout
+from modelswap_operator.planning.actions import CancelSwaps, StartSwaps, Wait, WriteAssignment
+from modelswap_operator.planning.rollout import allowed
+from tests.support.slot_world import GOOD, World, digest
+
+
+def started(world: World) -> list[tuple[str, ...]]:
+    return [tuple(o.pod.name for o in a.orders) for a in world.actions(StartSwaps)]
+
+
+def until(world: World, state: SwapState, limit: int = 50) -> None:
+    """Go on until some pod's operation is in a state."""
+    for _ in range(limit):
+        if any(p.operation is not None and p.operation.state is state for p in world.pods):
+            return
+        if isinstance(world.run_pass(), Wait):
+            world.tick()
+    raise AssertionError(f"no pod came to {state}")
+
+
+def test_pods_that_serve_the_wanted_version_are_adopted_without_a_swap() -> None:
+    world = World(pods=2, serving="1.0", version="1.0")
+    world.settle()
+    assert world.condition("Ready") == ("True", "Succeeded")
+    assert world.condition("WeightsVerified") == ("True", "ProvedByEngines")
+    assert started(world) == []
+    assert world.assignment is not None
+    assert world.assignment.stable == GOOD["1.0"].target
+    assert world.status.observed_generation == 1
+    assert world.status.stable is not None
+    assert world.status.stable.digest == digest("a")
+
+
+def test_a_new_version_goes_pod_after_pod_and_becomes_stable_with_the_first() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    assert world.serving() == ["1.1"] * 3
+    assert started(world) == [("pod-1",), ("pod-2",), ("pod-3",)]
+    candidate, promoted = [a.assignment for a in world.actions(WriteAssignment)][-2:]
+    assert candidate.candidate is not None
+    assert (candidate.candidate.pod_uids, candidate.stable) == (["uid-1"], GOOD["1.0"].target)
+    assert (promoted.stable, promoted.candidate) == (GOOD["1.1"].target, None)
+    assert world.condition("Ready") == ("True", "Succeeded")
+    assert [(h.version, h.result) for h in world.status.history] == [("1.1", "Succeeded"), ("1.0", "Succeeded")]
+
+
+def test_max_unavailable_lets_several_pods_swap_at_once_after_the_first() -> None:
+    world = World(pods=5, max_unavailable="40%")
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    assert [len(names) for names in started(world)][:2] == [1, 2]
+    assert world.serving() == ["1.1"] * 5
+
+
+def test_a_pod_that_is_not_ready_uses_up_the_budget() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.pods[2].ready = False
+    world.pods[2].reachable = False
+    world.bump("1.1")
+    for _ in range(60):
+        world.run_pass()
+        world.tick()
+    assert started(world) == []  # one of three is unavailable already, and maxUnavailable is 1
+    world.pods[2].ready = world.pods[2].reachable = True
+    world.settle()
+    assert world.serving() == ["1.1"] * 3
+
+
+def test_a_version_refused_by_the_plan_touches_no_pod_and_is_not_asked_for_again() -> None:
+    world = World(pods=2)
+    world.settle()
+    writes = len(world.actions(WriteAssignment))
+    world.bump("2.0")
+    world.settle()
+    assert world.condition("Stalled") == ("True", "DigestMismatch")
+    assert world.condition("Ready") == ("False", "DigestMismatch")
+    assert world.condition("Reconciling") is None
+    assert world.condition("Serving") == ("True", "PodsServe")
+    assert world.status.observed_generation == 2
+    assert (started(world), len(world.actions(WriteAssignment))) == ([], writes)
+    asked = len(world.log)
+    world.kill_operator()
+    world.settle()
+    assert all(isinstance(a, Wait) for a in world.log[asked:])
+
+
+def test_a_version_that_fails_on_the_first_pod_is_withdrawn() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("2.1")
+    world.settle()
+    assert world.condition("Stalled") == ("True", "ChecksFailed")
+    assert world.serving() == ["1.0", "1.0"]
+    assert world.assignment is not None
+    assert (world.assignment.stable, world.assignment.candidate) == (GOOD["1.0"].target, None)
+    assert len(started(world)) == 1
+    assert world.status.failures[0].digest == digest("e")
+    assert [(h.version, h.result) for h in world.status.history][0] == ("2.1", "Failed")
+
+
+def test_a_later_pod_that_refuses_takes_the_others_back() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.bump("1.1")
+    world.pods[1].refuses.add("1.1")
+    world.settle()
+    assert world.serving() == ["1.0"] * 3
+    assert world.condition("Stalled") == ("True", "RolledBack")
+    assert "InsufficientMemory" in world.status.conditions[0].message
+    assert world.status.history[0].result == "RolledBack"
+
+
+def test_halt_leaves_every_pod_as_it_is() -> None:
+    world = World(pods=3, on_failure=OnFailure.HALT)
+    world.settle()
+    world.bump("1.1")
+    world.pods[1].refuses.add("1.1")
+    world.settle()
+    assert world.serving() == ["1.1", "1.0", "1.0"]
+    assert world.condition("Stalled") == ("True", "InsufficientMemory")
+
+
+def test_a_new_generation_tries_a_failed_digest_again() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    world.pods[0].refuses.add("1.1")
+    world.settle()
+    assert world.condition("Stalled") == ("True", "InsufficientMemory")
+    world.pods[0].refuses.clear()
+    world.edit(rollout=Rollout(progress_deadline_seconds=601))
+    world.settle()
+    assert world.serving() == ["1.1", "1.1"]
+    assert world.condition("Stalled") is None
+
+
+def test_transient_failures_are_tried_again_with_growing_pauses() -> None:
+    world = World(pods=1)
+    world.settle()
+    world.bump("1.1")
+    world.pods[0].transient_faults = 3
+    world.run_pass()
+    world.settle()
+    ids = [o.request.operation_id for a in world.actions(StartSwaps) for o in a.orders]
+    assert len(ids) == len(set(ids)) == 4
+    assert world.serving() == ["1.1"]
+
+
+def test_the_deadline_stalls_and_progress_lifts_it() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    world.pods[1].reachable = False
+    world.pods[1].ready = True
+    for _ in range(60):
+        world.run_pass()
+        world.tick()
+    assert world.serving()[0] == "1.1"
+    assert world.condition("Ready") == ("Unknown", "EngineUnreachable")
+    assert world.condition("Reconciling") == ("True", "ProgressingWithRetry")
+    world.now += timedelta(seconds=601)
+    world.run_pass()
+    assert world.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
+    assert world.condition("Reconciling") is None
+    world.kill_operator()
+    world.run_pass()
+    assert world.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
+    world.pods[1].reachable = True
+    world.settle()
+    assert world.condition("Ready") == ("True", "Succeeded")
+
+
+def test_a_newer_spec_cancels_what_is_in_flight() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    until(world, SwapState.STAGED)
+    world.bump("1.2")
+    world.settle()
+    assert len(world.actions(CancelSwaps)) == 1
+    assert world.serving() == ["1.2", "1.2"]
+    assert [(h.version, h.result) for h in world.status.history] == [
+        ("1.2", "Succeeded"),
+        ("1.1", "Superseded"),
+        ("1.0", "Succeeded"),
+    ]
+
+
+def test_a_revert_in_the_middle_brings_the_swapped_pods_back() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.bump("1.1")
+    until(world, SwapState.SERVING)
+    world.run_pass()
+    world.bump("1.0")
+    world.settle()
+    assert world.serving() == ["1.0"] * 3
+    assert world.condition("Ready") == ("True", "Succeeded")
+
+
+def test_suspended_finishes_the_operation_publishes_the_plan_and_does_nothing_else() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    until(world, SwapState.FETCHING)
+    world.edit(suspend=True)
+    before = len(world.log)
+    world.settle()
+    assert not [a for a in world.log[before:] if isinstance(a, StartSwaps | CancelSwaps | WriteAssignment)]
+    assert world.serving() == ["1.1", "1.0"]
+    assert world.condition("Suspended") == ("True", "Suspended")
+    assert world.condition("Ready") == ("Unknown", "Suspended")
+    assert [(p.from_digest, p.changed_tensors) for p in world.status.plan] == [(digest("a"), 3)]
+    world.edit(suspend=False)
+    world.settle()
+    assert world.serving() == ["1.1", "1.1"]
+    assert world.condition("Suspended") is None
+
+
+def test_no_pods_yet_waits_until_the_deadline_and_scaled_to_zero_is_ready() -> None:
+    world = World(pods=0)
+    world.run_pass()
+    assert world.condition("Reconciling") == ("True", "WaitingForPods")
+    world.now += timedelta(seconds=700)
+    world.run_pass()
+    assert world.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
+    pod = world.add_pod(GOOD["1.0"])
+    world.settle()
+    assert world.condition("Ready") == ("True", "Succeeded")
+    world.pods.remove(pod)
+    world.settle()
+    assert world.condition("Ready") == ("True", "ScaledToZero")
+    world.bump("1.1")
+    world.settle()
+    assert world.condition("Ready") == ("True", "ScaledToZero")
+    world.add_pod()
+    world.settle()
+    assert world.serving() == ["1.1"]
+
+
+def test_pods_never_ready_are_counted_apart() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.add_pod(None, ready=False).reachable = False
+    for _ in range(5):
+        world.run_pass()
+    assert world.condition("Ready") == ("True", "Succeeded")
+    counts = world.status.pod_counts
+    assert counts is not None
+    assert (counts.total, counts.counted, counts.ready, counts.excluded) == (3, 2, 2, 1)
+
+
+def test_deletion_releases_the_assignment_once_and_recreation_takes_it_over_above() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    world.deleted = True
+    world.settle()
+    assert world.assignment is not None
+    assert (world.assignment.released, world.assignment.stable) == (True, GOOD["1.1"].target)
+    world.deleted, world.uid, world.generation = False, "owner-2", 1
+    world.status = type(world.status)()
+    for pod in world.pods:  # the sidecar sees the release in its mounted file
+        assert pod.accepted is not None
+        pod.accepted = type(pod.accepted)(revision=world.assignment.revision, epoch=1, released=True)
+    world.bump("1.0")
+    world.settle()
+    assert world.serving() == ["1.0", "1.0"]
+    assert world.revisions == sorted(set(world.revisions))
+
+
+def test_steady_state_writes_nothing() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    writes = world.status_writes
+    for _ in range(20):
+        world.now += timedelta(seconds=60)
+        world.run_pass()
+    world.kill_operator()
+    for _ in range(5):
+        world.now += timedelta(seconds=60)
+        world.run_pass()
+    assert world.status_writes == writes
+
+
+def test_ready_is_not_true_for_a_pod_that_has_not_proved_its_boot() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.pods[1].boot += 1
+    world.pods[1].live = None
+    world.run_pass()
+    assert world.condition("Ready") == ("Unknown", "Progressing")
+    assert world.condition("WeightsVerified") == ("Unknown", "NotProved")
+
+
+def test_an_old_leader_does_nothing() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.epoch, current = 0, world.assignment
+    world.bump("1.1")
+    action = world.run_pass()
+    assert isinstance(action, Wait)
+    assert world.assignment is current
+
+
+def test_a_lost_configmap_is_written_again_above_what_pods_have_accepted() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    seen = max(p.accepted.revision for p in world.pods if p.accepted)
+    world.assignment, world.ledger = None, type(world.ledger)()
+    world.settle()
+    assert world.assignment is not None
+    assert world.assignment.revision > seen
+    assert world.condition("Ready") == ("True", "Succeeded")
+
+
+def test_a_late_pod_that_refuses_does_not_take_a_finished_rollout_back() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    late = world.add_pod(GOOD["1.0"])
+    late.refuses.add("1.1")
+    world.settle()
+    assert world.serving() == ["1.1", "1.1", "1.0"]
+    assert world.condition("Stalled") == ("True", "InsufficientMemory")
+
+
+def test_an_unreachable_candidate_gives_its_place_to_another_pod() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    for _ in range(3):
+        world.run_pass()
+    assert world.assignment is not None
+    assert world.assignment.candidate is not None
+    world.pods.pop(0)
+    world.settle()
+    assert world.serving() == ["1.1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "pods", "expected"),
+    [(1, 10, 1), (3, 10, 3), ("25%", 10, 2), ("25%", 3, 1), ("100%", 4, 4), ("1%", 50, 1), (1, 0, 1)],
+)
+def test_max_unavailable_rounds_down_but_lets_one_through(value: int | str, pods: int, expected: int) -> None:
+    assert allowed(value, pods) == expected
