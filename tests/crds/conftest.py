@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+
 from tests.support.apiserver import ApiServer
 from tests.support.custom import Namespace, definitions, rest
 from tests.support.rest import Rest

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tests.support.cache import REPOSITORY
 from tests.support.custom import DEFINITIONS, Namespace, lora_adapter, model_version
 

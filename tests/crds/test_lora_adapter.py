@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tests.support.custom import DIGEST, Namespace, lora_adapter
 
 pytestmark = pytest.mark.api

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tests.support.custom import DIGEST, Namespace, model_version
 
 pytestmark = pytest.mark.api

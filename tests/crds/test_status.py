@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tests.support.custom import DIGEST, GROUP_VERSION, Namespace, lora_adapter, model_version
 
 pytestmark = pytest.mark.api

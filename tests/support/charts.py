@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from tests.support.cache import REPOSITORY
 from tests.support.tools import helm
 

@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+
 from tests.support.apiserver import ApiServer
 from tests.support.cache import REPOSITORY
 from tests.support.rest import APPLY, Answer, Rest
