@@ -5,25 +5,23 @@ while it loads. SIGTERM: not ready → clients move away → drain → exit; a s
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import structlog
-from aiohttp import web
 
 from modelswap_engine import __version__
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.cli.logs import configure
 from modelswap_engine.cli.serving import Auth, Logs
-from modelswap_engine.http.app import control_app, data_app
+from modelswap_engine.http.app import control_app, data_app, listening
 from modelswap_engine.http.auth import Authenticator, InsecureAuthenticator, TokenFileAuthenticator
 from modelswap_engine.http.cluster import cluster_authenticator
 from modelswap_engine.http.metrics import Metrics
@@ -112,8 +110,8 @@ async def _serve(settings: ServeSettings) -> None:
         settings=DataSettings(served_model_name=served_name, context_limit=settings.kv_blocks * settings.page_size),
     )
     async with (
-        _listening(control, settings.host, settings.control_port, "--control-port"),
-        _listening(data, settings.host, settings.port, "--port"),
+        listening(control, host=settings.host, port=settings.control_port, cancel_abandoned=False),
+        listening(data, host=settings.host, port=settings.port, cancel_abandoned=True),
     ):
         _log.info("listening", host=settings.host, port=settings.port, control_port=settings.control_port)
         template = VersionRef(version=settings.version or model.name, uri=model.as_uri())
@@ -194,25 +192,6 @@ async def _start(coordinator: Coordinator, template: VersionRef, settings: Serve
         raise NotReady(f"nothing could be served: {state.message}", advice="see the reason above and start again")
     if state.live is not None:
         _log.info("serving", model=state.served_model_name, version=state.live.version, digest=state.live.digest)
-
-
-@contextlib.asynccontextmanager
-async def _listening(app: web.Application, host: str, port: int, option: str) -> AsyncIterator[None]:
-    """Serve an application on a port; a client that goes away ends its request on the data port only."""
-    runner = web.AppRunner(
-        app, handle_signals=False, access_log=None, handler_cancellation=option == "--port", shutdown_timeout=2.0
-    )
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port, reuse_address=True).start()
-        except OSError as error:
-            raise BadRequest(
-                f"{option} {port} on {host}: {error.strerror or error}", advice=f"choose another {option}"
-            ) from None
-        yield
-    finally:
-        await runner.cleanup()
 
 
 def _signals() -> asyncio.Event:

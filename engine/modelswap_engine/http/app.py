@@ -1,7 +1,8 @@
-"""The two aiohttp applications of a sidecar; everything they need is passed in."""
+"""The two aiohttp applications of a sidecar, and how they listen; everything they need is passed in."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
@@ -13,8 +14,10 @@ from modelswap_engine.http.health import OPEN_PATHS, Health
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataPort, DataSettings
 from modelswap_engine.http.resources import VersionResources
+from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.swap.coordinator import Coordinator
 
+SHUTDOWN_SECONDS = 2.0
 MAX_PROMPT_BYTES = 8 * 1024 * 1024
 
 
@@ -63,6 +66,40 @@ def data_app(
         # A pod on its way out tells keep-alive clients to connect again, which finds them another pod.
         if coordinator.closing:
             response.force_close()
+            response.headers["Connection"] = "close"  # aiohttp has composed its headers already
 
     app.on_response_prepare.append(close_when_leaving)
     return app
+
+
+@contextlib.asynccontextmanager
+async def listening(app: web.Application, *, host: str, port: int, cancel_abandoned: bool) -> AsyncIterator[int]:
+    """Serve an application while the context lasts; yields the port (of the system's choice for port 0).
+
+    Args:
+        app: the application.
+        host: address to listen on.
+        port: port to listen on.
+        cancel_abandoned: a client that goes away ends what it asked for.
+
+    Raises:
+        BadRequest: the port cannot be had.
+    """
+    runner = web.AppRunner(
+        app,
+        handle_signals=False,
+        access_log=None,
+        handler_cancellation=cancel_abandoned,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port, reuse_address=True).start()
+        except OSError as error:
+            raise BadRequest(
+                f"port {port} on {host}: {error.strerror or error}", advice="choose another port, or stop its user"
+            ) from None
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()

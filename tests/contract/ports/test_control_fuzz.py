@@ -1,0 +1,148 @@
+"""Whatever is sent to a control route: a typed answer, never a 500, never a traceback, and the engine goes on."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from modelswap_engine.protocol.version import CONTROL_PREFIX
+from tests.support.ports import open_ports
+
+POSTS = ["/plan", "/swaps", "/rollback", "/check", "/pause", "/resume", "/swaps/x/cancel"]
+KEYS = [
+    "operationId", "fence", "podUid", "ownerUid", "epoch", "revision", "target", "uri", "version", "digest", "traffic",
+    "mode", "timeoutSeconds", "onTimeout", "loading", "verify", "keepPrevious", "leaseId", "seconds", "pattern",
+]  # fmt: skip
+VALUES = [
+    "",
+    "Drain",
+    "Diff",
+    "pod-1",
+    "owner-1",
+    "file:///models/1.0",
+    "file:///etc/passwd",
+    "[",
+    "*",
+    "sha256:x",
+    "op",
+]
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.text(max_size=8),
+    st.sampled_from(VALUES),
+)  # fmt: skip
+documents = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), inner, max_size=8)
+    ),
+    max_leaves=20,
+)
+requests = st.fixed_dictionaries(
+    {},
+    optional={
+        "operationId": scalars,
+        "fence": st.fixed_dictionaries(
+            {"podUid": st.just("pod-1")},
+            optional={"ownerUid": scalars, "epoch": scalars, "revision": st.integers(-5, 10**20) | scalars},
+        ),
+        "target": st.fixed_dictionaries({}, optional={"uri": scalars, "digest": scalars, "version": scalars}),
+        "traffic": st.fixed_dictionaries(
+            {}, optional={"mode": scalars, "timeoutSeconds": scalars, "onTimeout": scalars}
+        ),
+        "leaseId": scalars,
+        "seconds": scalars,
+        "pattern": scalars,
+    },
+)
+bodies = st.one_of(
+    st.binary(max_size=64), documents.map(json.dumps).map(str.encode), requests.map(json.dumps).map(str.encode)
+)
+
+
+class Target:
+    """One running sidecar and the loop it runs in, for many examples."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._context = open_ports(folder)
+        self.ports = self.loop.run_until_complete(self._context.__aenter__())
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self._context.__aexit__(None, None, None))
+        self.loop.close()
+
+    def send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        async def go() -> tuple[int, bytes]:
+            async with (
+                self.ports.control.request(method, path, data=body, headers=headers) as response,
+            ):
+                return response.status, await response.read()
+
+        return self.loop.run_until_complete(go())
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    sidecar = Target(tmp_path_factory.mktemp("fuzz"))
+    yield sidecar
+    sidecar.close()
+
+
+def assert_typed(status: int, body: bytes) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(body)
+    assert status < 500 or status == 503, body
+    if status >= 400:
+        assert answer["error"]["code"]
+        assert answer["error"]["message"]
+    assert b"Traceback" not in body
+    return answer
+
+
+relaxed = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize("path", POSTS)
+@relaxed
+@given(body=bodies)
+def test_any_body(target: Target, path: str, body: bytes) -> None:
+    assert_typed(*target.send("POST", CONTROL_PREFIX + path, body, {}))
+
+
+segments = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
+
+
+@relaxed
+@given(identity=segments, last=st.text("0123456789x", max_size=25))
+def test_any_operation_id(target: Target, identity: str, last: str) -> None:
+    from urllib.parse import quote
+
+    for tail in ("", "/events"):
+        path = f"{CONTROL_PREFIX}/swaps/{quote(identity, safe='')}{tail}"
+        status, body = target.send("GET", path, b"", {"Last-Event-ID": last} if last else {})
+        if status == 200:
+            continue
+        assert_typed(status, body)
+
+
+@relaxed
+@given(value=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30))
+def test_any_if_match(target: Target, value: str) -> None:
+    body = json.dumps(
+        {"operationId": "if-match", "fence": {"podUid": "pod-1", "revision": 10**9}, "target": {}}
+    ).encode()
+    assert_typed(*target.send("POST", f"{CONTROL_PREFIX}/swaps", body, {"If-Match": value}))
+
+
+def test_afterwards_it_still_serves(target: Target) -> None:
+    for lease in list(target.ports.coordinator._core.gate._leases):
+        target.send("POST", f"{CONTROL_PREFIX}/resume", json.dumps({"leaseId": lease}).encode(), {})
+    state = assert_typed(*target.send("GET", f"{CONTROL_PREFIX}/state", b"", {}))
+    assert state["live"]["version"] == "1.0"

@@ -1,0 +1,317 @@
+"""The data port over real sockets: bodies, streams, errors, and answers in whose middle something happens."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse
+from structlog.testing import capture_logs
+
+from modelswap_engine.backends.port import FinishReason
+from modelswap_engine.protocol.errors import WorkerLost
+from modelswap_engine.protocol.messages import PauseRequest, Traffic, TrafficMode
+from modelswap_engine.protocol.states import SwapState
+from tests.support.ports import CONTEXT, MODEL, Ports
+from tests.support.scripted_backend import Script
+
+
+async def chat(ports: Ports, **fields: Any) -> ClientResponse:
+    headers = fields.pop("headers", {})
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, **fields}
+    return await ports.data.post("/v1/chat/completions", json=body, headers=headers)
+
+
+async def events(response: ClientResponse) -> list[Any]:
+    """Return the payloads of a stream; ``[DONE]`` must be the last event."""
+    assert response.status == 200, await response.text()
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    payloads = [line[6:] for line in (await response.text()).splitlines() if line.startswith("data: ")]
+    assert payloads[-1] == "[DONE]"
+    return [json.loads(payload) for payload in payloads[:-1]]
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c.get("choices"))
+
+
+async def test_a_whole_answer(ports: Ports) -> None:
+    response = await chat(ports)
+    body = await response.json()
+    live = ports.coordinator.state().live
+    assert live is not None
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hello", "refusal": None}
+    assert body["choices"][0]["finish_reason"] == "length"
+    prompt = len("user:hi;>")
+    assert body["usage"] == {"prompt_tokens": prompt, "completion_tokens": 5, "total_tokens": prompt + 5}
+    assert response.headers["x-modelswap-version"] == "1.0"
+    assert response.headers["x-modelswap-digest"] == live.digest
+    assert "modelswap" not in body
+    assert body["system_fingerprint"] == f"fp_{live.digest[7:19]}"
+
+
+async def test_a_stream_with_usage(ports: Ports) -> None:
+    response = await chat(ports, stream=True, stream_options={"include_usage": True})
+    chunks = await events(response)
+    assert response.headers["x-modelswap-version"] == "1.0"
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "h"}
+    assert text_of(chunks) == "hello"
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 5
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+async def test_completions_take_text_and_tokens(ports: Ports) -> None:
+    for prompt in ("ab", ["ab"], [1, 2], [[1, 2]]):
+        body = {"model": MODEL, "prompt": prompt, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 1}
+        response = await ports.data.post("/v1/completions", json=body)
+        answer = await response.json()
+        assert answer["choices"][0]["text"] == "hello"
+        assert answer["usage"]["prompt_tokens"] == 2
+    order = ports.backend.asked[-1]
+    assert (order.sampling.temperature, order.sampling.top_p, order.sampling.top_k, order.sampling.seed) == (
+        0.5, 0.9, 5, 1,
+    )  # fmt: skip
+    assert order.max_new_tokens == 16
+    assert order.eos == (0,)
+
+
+async def test_characters_are_never_torn(ports: Ports) -> None:
+    ports.backend.script = Script(["grüße 🙂!".encode()])
+    chunks = await events(await chat(ports, stream=True))
+    assert text_of(chunks) == "grüße 🙂!"
+    assert not any("\ufffd" in json.dumps(chunk, ensure_ascii=False) for chunk in chunks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_ends_the_answer_and_the_generation(ports: Ports, stream: bool) -> None:
+    ports.backend.script = Script([b"one two STOP three"])
+    response = await chat(ports, stop=["STOP"], stream=stream)
+    if stream:
+        chunks = await events(response)
+        text, finish = text_of(chunks), chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        choice = (await response.json())["choices"][0]
+        text, finish = choice["message"]["content"], choice["finish_reason"]
+    assert (text, finish) == ("one two ", "stop")
+    assert ports.backend.aborted == [ports.backend.asked[-1].request_id]
+    assert ports.backend.running() == 0
+
+
+async def test_models(ports: Ports) -> None:
+    listed = await (await ports.data.get("/v1/models")).json()
+    assert [entry["id"] for entry in listed["data"]] == [MODEL]
+    assert (await (await ports.data.get(f"/v1/models/{MODEL}")).json())["version"] == "1.0"
+    assert (await ports.data.get("/v1/models/other")).status == 404
+    assert (await ports.data.get("/health")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "param"),
+    [
+        ({"model": "other"}, 404, "model_not_found", "model"),
+        ({"n": 2}, 400, "unsupported_parameter", "n"),
+        ({"messages": []}, 400, "invalid_value", "messages"),
+        ({"temperature": 3}, 400, "invalid_value", "temperature"),
+        ({"max_tokens": CONTEXT}, 400, "context_length_exceeded", "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 100}]}, 400, "context_length_exceeded", "messages"),
+        ({"max_tokens": "many"}, 400, "BadRequest", None),
+        ({"messages": "hello"}, 400, "BadRequest", None),
+    ],
+)
+async def test_bad_requests_get_openai_errors(
+    ports: Ports, fields: dict[str, Any], status: int, code: str, param: str | None
+) -> None:
+    for stream in (False, True):
+        response = await chat(ports, stream=stream, **fields)
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], error.get("param")) == (status, code, param), error
+        assert error["type"] == "invalid_request_error"
+        assert error["message"]
+    assert not ports.backend.asked
+
+
+async def test_echo_is_refused_by_name(ports: Ports) -> None:
+    response = await ports.data.post("/v1/completions", json={"model": MODEL, "prompt": "a", "echo": True})
+    assert (await response.json())["error"]["param"] == "echo"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"9" * 100_000, b'"x"'])
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+async def test_what_is_no_request_is_a_bad_one(ports: Ports, body: bytes, route: str) -> None:
+    response = await ports.data.post(route, data=body)
+    assert response.status == 400
+    assert "error" in await response.json()
+
+
+async def test_unknown_routes_and_methods_and_sizes_are_typed(ports: Ports) -> None:
+    for method, route, status in (
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/modelswap/v1/swaps", 404),
+    ):
+        response = await ports.data.request(method, route)
+        assert response.status == status
+        assert (await response.json())["error"]["message"]
+    response = await ports.data.post("/v1/completions", data=b" " * (9 * 1024 * 1024))
+    assert (response.status, (await response.json())["error"]["code"]) == (413, "TooLarge")
+
+
+@pytest.mark.parametrize("finish", [FinishReason.ABORT, FinishReason.ERROR])
+async def test_an_answer_the_engine_ends_is_a_retryable_error(ports: Ports, finish: FinishReason) -> None:
+    ports.backend.script = Script([b"hel"], finish=finish, error="the worker is gone")
+    whole = await chat(ports)
+    error = (await whole.json())["error"]
+    assert (whole.status, error["code"], error["retryable"]) == (503, "interrupted", True)
+    assert whole.headers["Retry-After"] == "1"
+    chunks = await events(await chat(ports, stream=True))
+    assert text_of(chunks) == "hel"
+    assert chunks[-1]["error"]["code"] == "interrupted"
+    assert chunks[-1]["error"]["retryable"] is True
+    assert "worker is gone" in chunks[-1]["error"]["message"]
+
+
+async def test_before_the_first_token_an_error_is_a_plain_status(ports: Ports) -> None:
+    ports.backend.script = Script([], finish=FinishReason.ERROR, error="x")
+    response = await chat(ports, stream=True)
+    assert response.status == 503
+    ports.backend.script = Script(refuses=WorkerLost("the worker is gone"))
+    response = await chat(ports, stream=True)
+    assert (response.status, (await response.json())["error"]["code"]) == (503, "WorkerLost")
+
+
+@pytest.mark.parametrize("items", [[], [b"hel"]], ids=["before", "within"])
+async def test_a_defect_is_a_reference_and_no_traceback(ports: Ports, items: list[bytes]) -> None:
+    ports.backend.script = Script(list(items), raises=RuntimeError("secret detail"))
+    for stream in (False, True):
+        with capture_logs() as logs:
+            response = await chat(ports, stream=stream)
+            text = await response.text()
+        (entry,) = logs
+        assert entry["reference"] in text
+        assert "secret detail" in str(entry["exc_info"])
+        assert "secret" not in text
+        assert "Traceback" not in text
+        assert response.status == (200 if stream and items else 500)
+
+
+async def test_a_stream_without_an_end_is_an_error(ports: Ports) -> None:
+    ports.backend.script = Script([b"hel"], finish=None)
+    assert (await events(await chat(ports, stream=True)))[-1]["error"]["code"] == "interrupted"
+
+
+async def test_a_client_that_goes_away_ends_the_generation(ports: Ports) -> None:
+    for stream in (True, False):
+        never = asyncio.Event()
+        reached = asyncio.Event()
+
+        async def hold(reached: asyncio.Event = reached, never: asyncio.Event = never) -> None:
+            reached.set()
+            await never.wait()
+
+        ports.backend.script = Script([b"x", hold])
+        request = asyncio.create_task(chat(ports, stream=stream))
+        await reached.wait()
+        if stream:
+            (await request).close()
+        else:
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+        while not ports.backend.streams[-1].closed or ports.coordinator.state().gate.in_flight:
+            await asyncio.sleep(0.01)
+        assert ports.backend.aborted[-1] == ports.backend.asked[-1].request_id
+
+
+async def test_a_client_may_demand_a_version(ports: Ports) -> None:
+    live = ports.coordinator.state().live
+    assert live is not None
+    for wanted in ("1.0", live.digest):
+        assert (await chat(ports, headers={"x-modelswap-require-version": wanted})).status == 200
+    response = await chat(ports, headers={"x-modelswap-require-version": "1.1"})
+    error = (await response.json())["error"]
+    assert (response.status, error["code"], error["retryable"]) == (409, "version_mismatch", True)
+
+
+async def swapped_within(ports: Ports) -> Script:
+    """Return an answer in whose middle version 1.1 becomes live."""
+    target = ports.publish("1.1", norm=b"N" * 2)
+
+    async def swap() -> None:
+        status = await ports.swap(target, "op-1", traffic=Traffic(mode=TrafficMode.RECOMPUTE))
+        assert status.state is SwapState.SERVING, status.error
+
+    return Script([b"old", swap, b"newer"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_mixed_answer_says_who_made_what(ports: Ports, stream: bool) -> None:
+    old = ports.coordinator.state().live
+    ports.backend.script = await swapped_within(ports)
+    response = await chat(ports, stream=stream)
+    if stream:
+        chunks = await events(response)
+        assert text_of(chunks) == "oldnewer"
+        assert not any("modelswap" in chunk for chunk in chunks[:-1])
+        spans = chunks[-1]["modelswap"]["spans"]
+        assert response.headers["x-modelswap-version"] == "1.0"
+    else:
+        body = await response.json()
+        spans = body["modelswap"]["spans"]
+        assert response.headers["x-modelswap-version"] == "1.1"
+    new = ports.coordinator.state().live
+    assert old is not None
+    assert new is not None
+    assert spans == [
+        {"version": "1.0", "digest": old.digest, "tokens": 3},
+        {"version": "1.1", "digest": new.digest, "tokens": 5},
+    ]
+
+
+async def test_who_demanded_a_version_gets_no_mixed_answer(ports: Ports) -> None:
+    ports.backend.script = await swapped_within(ports)
+    chunks = await events(await chat(ports, stream=True, headers={"x-modelswap-require-version": "1.0"}))
+    assert text_of(chunks) == "old"
+    assert chunks[-1]["error"]["code"] == "version_mismatch"
+
+
+async def test_requests_wait_at_the_gate_and_too_many_are_told_when_to_come_back(ports: Ports) -> None:
+    await ports.coordinator.pause(PauseRequest(lease_id="test", seconds=30))
+    waiting = [asyncio.create_task(chat(ports)) for _ in range(4)]
+    while ports.coordinator.state().gate.queued < 4:
+        await asyncio.sleep(0.01)
+    response = await chat(ports)
+    assert (response.status, (await response.json())["error"]["code"]) == (503, "paused")
+    assert int(response.headers["Retry-After"]) >= 1
+    ports.coordinator._core.gate.end_lease("test")
+    assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 4
+
+
+async def test_while_it_leaves_connections_are_closed(ports: Ports) -> None:
+    draining = asyncio.create_task(ports.coordinator.drain(5))
+    await asyncio.sleep(0)
+    response = await chat(ports)
+    assert response.headers.get("Connection") == "close"
+    await draining
+    response = await chat(ports)
+    assert (response.status, (await response.json())["error"]["code"]) == (503, "NotReady")
+    assert (await ports.control.get("/livez")).status == 200
+    assert (await ports.control.get("/readyz")).status == 503
+
+
+async def test_requests_are_counted_by_version_and_outcome(ports: Ports) -> None:
+    await (await chat(ports)).read()
+    await (await chat(ports, model="other")).read()
+    ports.backend.script = Script([b"x"], finish=FinishReason.ERROR)
+    await (await chat(ports, stream=True)).read()
+    await (await chat(ports, max_tokens=1000)).read()
+    text = await (await ports.control.get("/metrics")).text()
+    for line in (
+        'modelswap_requests_total{outcome="ok",version="1.0"} 1.0',
+        'modelswap_requests_total{outcome="failed",version="1.0"} 1.0',
+        'modelswap_requests_total{outcome="rejected",version="1.0"} 1.0',
+        "modelswap_time_to_first_token_seconds_count 2.0",
+        "modelswap_http_requests_in_flight 0.0",
+    ):
+        assert line in text

@@ -1,0 +1,113 @@
+"""SIGKILL at the wrong moments: the engine converges to a whole version, the right one, by itself."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import openai
+import pytest
+
+from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.states import SwapState
+from tests.e2e_local.conftest import Serve
+from tests.support.load import Answer, ask
+from tests.support.serve import Served
+
+pytestmark = pytest.mark.model
+
+
+async def answer_of(served: Served) -> Answer:
+    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
+        return await ask(client, tokens=16)
+
+
+async def until_ready(served: Served) -> None:
+    await asyncio.to_thread(served.wait_ready)
+
+
+async def assert_serves(served: Served, version: str) -> None:
+    answer = await answer_of(served)
+    assert (answer.error, answer.version, answer.makers) == ("", version, {version})
+    state = served.state()
+    assert state.live is not None
+    assert state.live.version == version
+    assert [rank.digest for rank in state.ranks] == [state.live.digest]
+    assert state.gate.open
+    done = await asyncio.to_thread(served.command, "check")
+    assert done.code == 0, done.out
+
+
+def begin(served: Served, target: Path, version: str, *, operation: str) -> SwapStatus:
+    request = SwapRequest(
+        operation_id=operation,
+        fence=Fence(owner_uid="cli", revision=served.state().revision + 1),
+        target=VersionRef(version=version, uri=target.as_uri()),
+    )
+    return served.control.post("/swaps", request, SwapStatus)
+
+
+def ended(served: Served, operation: str) -> SwapStatus:
+    return list(served.control.events(operation, after=0))[-1]
+
+
+async def test_worker_killed_while_it_serves(serve: Serve, pair: Path) -> None:
+    served = serve()
+    done = await asyncio.to_thread(served.command, "swap", "--source", str(pair / "v2"), "--version", "1.1")
+    assert done.code == 0, done.err
+    victim = served.worker_pid()
+    os.kill(victim, signal.SIGKILL)
+    while served.state().restarts == 0 or not served.ready():
+        await asyncio.sleep(0.05)
+    assert served.worker_pid() != victim
+    await assert_serves(served, "1.1")
+
+
+@pytest.mark.parametrize("point", ["stage", "midway"])
+async def test_worker_dies_in_the_middle_of_a_swap(serve: Serve, pair: Path, point: str) -> None:
+    served = serve(fault=f"{point}:exit#1")
+    begin(served, pair / "v2", "1.1", operation="op-1")
+    status = await asyncio.to_thread(ended, served, "op-1")
+    assert status.state in (SwapState.ABORTED, SwapState.ROLLED_BACK)
+    assert status.error is not None
+    await until_ready(served)
+    await assert_serves(served, "1.0")
+
+
+async def test_front_killed_after_a_swap_comes_back_with_the_accepted_version(serve: Serve, pair: Path) -> None:
+    served = serve()
+    done = await asyncio.to_thread(served.command, "swap", "--source", str(pair / "v2"), "--version", "1.1")
+    assert done.code == 0, done.err
+    worker = served.worker_pid()
+    served.kill()
+    await gone(worker)
+    await until_ready(served.start())
+    await assert_serves(served, "1.1")
+
+
+async def test_front_killed_while_it_stages_comes_back_with_the_old_version(serve: Serve, pair: Path) -> None:
+    served = serve(fault="stage:delay=30")
+    begin(served, pair / "v2", "1.1", operation="op-1")
+    while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.FETCHING:
+        await asyncio.sleep(0.02)
+    served.kill()
+    await until_ready(served.start())
+    await assert_serves(served, "1.0")
+    assert served.control.get("/swaps/op-1", SwapStatus).state is SwapState.ABORTED
+
+
+async def test_front_killed_in_the_commit_comes_back_with_one_whole_version(serve: Serve, pair: Path) -> None:
+    served = serve(fault="midway:delay=30")
+    begin(served, pair / "v2", "1.1", operation="op-1")
+    while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.COMMITTING:
+        await asyncio.sleep(0.02)
+    served.kill()
+    await until_ready(served.start())
+    await assert_serves(served, "1.1")
+    assert served.control.get("/swaps/op-1", SwapStatus).state is SwapState.SERVING
+
+
+async def gone(pid: int) -> None:
+    """Return when no such process is left: a worker ends with its front."""
+    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        await asyncio.sleep(0.05)

@@ -1,0 +1,196 @@
+"""The main job on one machine: the whole engine process changes its weights under load and nobody notices."""
+
+import asyncio
+import hashlib
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import openai
+import pytest
+
+from modelswap_engine.protocol.messages import CheckRequest, CheckResult, EngineState
+from tests.e2e_local.conftest import Serve
+from tests.support.load import ask, load
+from tests.support.serve import Served
+
+pytestmark = pytest.mark.model
+
+VERSIONS = {"v1": "1.0", "v2": "1.1"}
+
+
+def file_hashes(directory: Path) -> dict[str, str]:
+    """Hash every tensor of a checkpoint's one file, without any code of ours."""
+    data = (directory / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    start = 8 + length
+    return {
+        name: hashlib.sha256(data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]]).hexdigest()
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def live_hashes(served: Served) -> dict[str, str]:
+    result = served.control.post("/check", CheckRequest(), CheckResult)
+    assert result.ok, result.mismatched
+    return {name: digest.removeprefix("sha256:") for name, digest in result.tensors.items()}
+
+
+async def swap(served: Served, source: Path, version: str, *options: str) -> None:
+    done = await asyncio.to_thread(served.command, "swap", "--source", source.as_uri(), "--version", version, *options)
+    assert done.code == 0, done.out + done.err
+
+
+async def test_drain_under_load_then_recompute_back(serve: Serve, pair: Path) -> None:
+    served = serve()
+    before = served.state()
+    async with load(served.base_url, clients=4, tokens=48) as clients:
+        await clients.more(6)
+        await swap(served, pair / "v2", "1.1")
+        drained = len(clients.answers)
+        await clients.more(6)
+        assert not clients.mixed
+        await swap(served, pair / "v1", "1.0", "--mode", "Recompute")
+        await clients.more(6)
+    assert not clients.failed
+    # Drain: no answer shows two versions, and both versions were seen.
+    assert {maker for answer in clients.answers[: drained + 6] for maker in answer.makers} == {"1.0", "1.1"}
+    # Recompute: answers may be mixed, and then say so, token by token.
+    assert clients.mixed
+    for answer in clients.answers:
+        assert answer.honest, answer
+    for answer in clients.mixed:
+        assert [span["version"] for span in answer.spans] == ["1.1", "1.0"]
+        assert sum(span["tokens"] for span in answer.spans) == 48
+        assert all(letter.isupper() for letter in answer.text[: answer.spans[0]["tokens"]])
+        assert answer.text[answer.spans[0]["tokens"] :].islower()
+    # The same processes, now exactly the old bytes again, by the file's own hashes.
+    after = served.state()
+    assert (after.boot_id, after.ranks[0].pid, after.restarts) == (before.boot_id, before.ranks[0].pid, 0)
+    assert live_hashes(served) == file_hashes(pair / "v1")
+
+
+async def test_the_live_bytes_are_the_files_and_rollback_reads_nothing(serve: Serve, pair: Path) -> None:
+    served = serve()
+    await swap(served, pair / "v2", "1.1")
+    assert live_hashes(served) == file_hashes(pair / "v2")
+    done = served.command("rollback", "-o", "json")
+    assert done.code == 0, done.err
+    status = json.loads(done.out)
+    assert (status["state"], status["bytesFetched"]) == ("Serving", 0)
+    assert status["commitWindowMicroseconds"] > 0
+    assert live_hashes(served) == file_hashes(pair / "v1")
+
+
+def spoil(pair: Path, folder: Path) -> dict[str, tuple[Path, list[str], str]]:
+    """Return bad versions: folder, more options, and the reason that must be given."""
+    from tests.support import models
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(pair / "v2", folder / name))
+
+    def pinned(directory: Path) -> list[str]:
+        from modelswap_engine.checkpoint.build import build_manifest
+
+        return ["--digest", build_manifest(directory).digest]
+
+    flipped = copy("flipped")
+    pin = pinned(flipped)
+    models.flip_byte(flipped, "lm_head.weight", position=5)
+    shape = copy("shape")
+    models.edit_tensor(shape, "model.norm.weight", lambda tensor: tensor[:-1].contiguous())
+    truncated = copy("truncated")
+    file = truncated / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    pickle = folder / "pickle"
+    pickle.mkdir()
+    (pickle / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    tokenizer = copy("tokenizer")
+    (tokenizer / "tokenizer.json").write_text("{}")
+    outside = Path("/etc")
+    return {
+        "a flipped byte behind a pin": (flipped, pin, "DigestMismatch"),
+        "another shape": (shape, [], "IncompatibleModel"),
+        "truncated": (truncated, [], "InvalidCheckpoint"),
+        "pickle": (pickle, [], "UnsupportedFormat"),
+        "broken tokenizer": (tokenizer, [], "InvalidCheckpoint"),
+        "nothing there": (folder / "missing", [], "SourceNotFound"),
+        "outside the roots": (outside, [], "SourceNotAllowed"),
+    }
+
+
+async def test_bad_versions_are_refused_before_anything_is_touched(serve: Serve, pair: Path, tmp_path: Path) -> None:
+    served = serve()
+    bad = spoil(pair, tmp_path)
+    async with load(served.base_url, clients=2, tokens=24) as clients:
+        for name, (folder, options, reason) in bad.items():
+            done = await asyncio.to_thread(
+                served.command, "swap", "--source", folder.as_uri(), "--version", name, "-o", "json", *options
+            )
+            assert done.code == 1, (name, done.out, done.err)
+            status = json.loads(done.out)
+            assert status["error"]["code"] == reason, (name, status["error"])
+            assert status["state"] == "Aborted"
+            assert status["pauseSeconds"] in (None, 0), name
+            assert "Traceback" not in done.out + done.err
+        await clients.more(2)
+    assert not clients.failed
+    assert {maker for answer in clients.answers for maker in answer.makers} == {"1.0"}
+    state = served.state()
+    assert state.live is not None
+    assert (state.live.version, state.ready, state.restarts) == ("1.0", True, 0)
+    assert live_hashes(served) == file_hashes(pair / "v1")
+    # And the next good one is welcome.
+    await swap(served, pair / "v2", "1.1")
+
+
+async def test_sigterm_finishes_what_is_in_flight_and_refuses_the_rest(serve: Serve) -> None:
+    served = serve()
+    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
+        first = asyncio.create_task(ask(client, tokens=400))
+        while served.state().gate.in_flight == 0:
+            await asyncio.sleep(0.02)
+        served.terminate()
+        while served.probe("/readyz") == 200:
+            await asyncio.sleep(0.02)
+        assert served.probe("/livez") == 200
+        late = await ask(client, tokens=4)
+        assert "503" in late.error
+        assert "NotReady" in late.error
+        answer = await first
+        assert answer.error == ""
+        assert len(answer.text) == 400
+    assert await asyncio.to_thread(served.wait) == 0
+
+
+async def test_a_client_that_goes_away_ends_its_generation(serve: Serve) -> None:
+    served = serve()
+    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
+        stream = await client.completions.create(
+            model="tiny", prompt="a", max_tokens=1900, stream=True, temperature=0, extra_body={"ignore_eos": True}
+        )
+        async for _ in stream:
+            break
+        assert served.state().gate.in_flight == 1
+        await stream.close()
+        while served.state().gate.in_flight:
+            await asyncio.sleep(0.02)
+
+
+async def test_the_command_line_shows_the_state(serve: Serve, pair: Path) -> None:
+    served = serve()
+    shown = await asyncio.to_thread(served.command, "state")
+    assert shown.code == 0
+    assert "1.0" in shown.out
+    assert "open, 0 in flight" in shown.out
+    plan = await asyncio.to_thread(served.command, "plan", "--source", str(pair / "v2"))
+    assert plan.code == 0, plan.err
+    assert "4 of 30 change" in plan.out
+    paused = await asyncio.to_thread(served.command, "pause", "--seconds", "30", "-o", "json")
+    assert json.loads(paused.out)["gate"]["open"] is False
+    resumed = await asyncio.to_thread(served.command, "resume", "-o", "json")
+    assert json.loads(resumed.out)["gate"]["open"] is True
+    assert served.control.get("/state", EngineState).gate.open
