@@ -12,11 +12,6 @@ find_docker() { # sets DOCKER_HOST, and the old builder where the client has no 
   docker buildx version >/dev/null 2>&1 || export DOCKER_BUILDKIT=0
 }
 
-find_uv() { # sets uv, the installer of the development environment or the machine's
-  uv=$repository/.venv/bin/uv
-  [ -x "$uv" ] || uv=$(command -v uv) || die "no uv in .venv and none on PATH; run: make env"
-}
-
 platform() { # the wheels that fit the engine's machine, which is not always this one
   case $(docker version --format '{{.Server.Arch}}') in
   amd64) echo x86_64-manylinux_2_28 ;;

