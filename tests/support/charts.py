@@ -27,12 +27,12 @@ def ci_values(chart: str) -> list[Path]:
     return sorted((CHARTS / chart / "ci").glob("*-values.yaml"))
 
 
-def run_helm(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run Helm with a home of its own, so that nothing of the user's is read or written."""
+def run_helm(*arguments: str, home: Path, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Helm with a home of its own, so that nothing of the user's is read or written, the cluster neither."""
     environment = {**os.environ, "HELM_CONFIG_HOME": str(home), "HELM_DATA_HOME": str(home)}
-    environment |= {"HELM_CACHE_HOME": str(home), "KUBECONFIG": str(home / "none")}
+    environment |= {"HELM_CACHE_HOME": str(home), "KUBECONFIG": str(kubeconfig or home / "none")}
     return subprocess.run(
-        [str(helm()), *arguments], env=environment, text=True, capture_output=True, check=False, timeout=60
+        [str(helm()), *arguments], env=environment, text=True, capture_output=True, check=False, timeout=120
     )
 
 
