@@ -14,5 +14,11 @@ lane() {
 }
 lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster$full" tests
 lane "model: real worker processes, tiny models" -m "model and not cluster$full" tests
+# Built here and not by the first test that asks: cold, this takes minutes, and its progress should be seen.
+[ -n "${KUBEBUILDER_ASSETS:-}" ] || hack/kind/kube-binaries.sh etcd kube-apiserver kube-controller-manager kubectl
 lane "api: bare API server" -m "api and not cluster$full" tests
+cluster() { .venv/bin/python -m tests.support.cluster "$@" --name modelswap-test; }
+trap '[ -n "${MODELSWAP_KEEP:-}" ] || cluster down' EXIT
+cluster up --port 18081
+hack/images/site.sh
 lane "cluster: kind" -m "cluster$full" tests

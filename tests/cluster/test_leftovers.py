@@ -76,7 +76,7 @@ def test_an_engine_begun_by_hand_ends_without_a_trace(tmp_path: Path) -> None:
 def test_a_cache_path_too_long_for_sockets_is_refused_with_the_remedy(tmp_path: Path) -> None:
     environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere.sock"}
     environment["MODELSWAP_CACHE"] = str(tmp_path / ("x" * 60))
-    command = ["unshare", "--net", "--mount", HACK / "kind/dockerd.sh", "start"]
+    command = ["unshare", "--net", "--mount", str(HACK / "kind/dockerd.sh"), "start"]
     done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 1
     assert "too long for a socket: set MODELSWAP_CACHE to a shorter folder" in done.stderr
