@@ -130,7 +130,9 @@ def auth_middleware(authenticator: Authenticator, *, open_paths: frozenset[str])
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not (request.method in ("GET", "HEAD") and request.path in open_paths):
-            await authenticator.authenticate(bearer_token(request.headers.get("Authorization")))
+            principal = await authenticator.authenticate(bearer_token(request.headers.get("Authorization")))
+            if request.method == "POST":
+                _log.info("control call", path=request.path, subject=principal.subject, remote=request.remote)
         return await handler(request)
 
     return middleware

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric, StateSetMetricFamily
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from modelswap_engine.protocol.messages import EngineState, SwapStatus
@@ -131,11 +131,10 @@ class _StateCollector(Collector):
     @staticmethod
     def _engine(state: EngineState) -> Metric:
         current = "quarantined" if state.quarantined else "ready" if state.ready else "not_ready"
-        return StateSetMetricFamily(
-            f"{PREFIX}_engine_state",
-            "What the engine is.",
-            value={name: name == current for name in ("ready", "not_ready", "quarantined")},
-        )
+        family = GaugeMetricFamily(f"{PREFIX}_engine_state", "1 for what the engine is now.", labels=["state"])
+        for name in ("ready", "not_ready", "quarantined"):
+            family.add_metric([name], float(name == current))
+        return family
 
     @staticmethod
     def _memory(state: EngineState) -> Iterator[Metric]:

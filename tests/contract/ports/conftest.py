@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
+from structlog.testing import capture_logs
 
 from tests.support.ports import Ports, open_ports
 
@@ -13,6 +14,13 @@ from tests.support.ports import Ports, open_ports
 def nothing_blocks() -> Iterator[None]:
     """Fail when our HTTP code blocks the event loop."""
     with blockbuster_ctx("modelswap_engine.http"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Keep log lines out of what commands print."""
+    with capture_logs():
         yield
 
 
