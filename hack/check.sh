@@ -15,6 +15,8 @@ step "mypy strict" "$py" -m mypy
 step "layers (import-linter)" .venv/bin/lint-imports --no-cache
 step "spelling (codespell)" .venv/bin/codespell
 step "charts carry crds/" "$py" hack/gen_chart_crds.py --check
+step "chart tables of values" "$py" hack/gen_chart_readme.py --check
+step "API page generated" "$py" hack/gen_api_docs.py --check
 step "docs generated" "$py" hack/gen_docs.py --check
 step "operator stays in stdlib" stdlib_operator
 step "no hosts, no local paths" hack/hygiene.sh

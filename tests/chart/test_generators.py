@@ -22,7 +22,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("script", ["gen_chart_crds.py", "gen_chart_readme.py"])
+@pytest.mark.parametrize("script", ["gen_chart_crds.py", "gen_chart_readme.py", "gen_api_docs.py"])
 def test_generated_files_are_up_to_date(script: str) -> None:
     done = generate(script, REPOSITORY, "--check")
     assert done.returncode == 0, done.stderr
