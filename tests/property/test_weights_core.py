@@ -1,4 +1,4 @@
-"""The weights core on a module with every kind of loading rule: whatever the diffs, live bytes are a version's bytes."""
+"""The weights core on a module with every kind of loading rule: live bytes are always exactly one version's."""
 
 import itertools
 from pathlib import Path

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from modelswap_engine.backends.port import Backend, Generate, Load, Reply, Sampling, Stage, TensorRange, Tokens
 
+GREEDY = Sampling()
+
 
 def ranges(directory: Path) -> tuple[TensorRange, ...]:
     """Return every tensor of a checkpoint with its true hash, sorted by name."""
@@ -86,7 +88,7 @@ def refused(replies: Sequence[Reply]) -> str:
 
 
 def prompt(
-    text: str, *, tokens: int = 16, request_id: str = "r", sampling: Sampling = Sampling(), eos: tuple[int, ...] = ()
+    text: str, *, tokens: int = 16, request_id: str = "r", sampling: Sampling = GREEDY, eos: tuple[int, ...] = ()
 ) -> Generate:
     """Return a request whose prompt is the bytes of a text."""
     return Generate(

@@ -79,16 +79,16 @@ class Engine:
         return (await self.backend.hashes("*")).tensors == hashes_of(directory)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared() -> AsyncIterator[Engine]:
-    """Return an engine without a version, one per module."""
+    """Return an engine without a version, one for all modules."""
     backend = EmbeddedBackend(SETTINGS)
     await backend.start()
     yield Engine(backend)
     await backend.stop()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def engine(shared: Engine, checkpoints: Checkpoints) -> Engine:
     """Return the shared engine, freshly loaded with v1."""
     await shared.load(checkpoints.v1)

@@ -9,7 +9,7 @@ from modelswap_engine.backends.port import FinishReason, RequestPolicy, Sampling
 from tests.contract.embedded.conftest import Checkpoints, Engine
 from tests.support.orders import accepted, answer, collect, digest_of, hashes_of, ids, prompt, refused, stage_order
 
-pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="session")]
 
 _LONG = "A prompt that fills several pages of the cache: " + "the quick brown fox jumps over the lazy dog. " * 3
 

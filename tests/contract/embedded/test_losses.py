@@ -1,0 +1,147 @@
+"""Workers that die, break in the middle of a step, or are left alone in a pause."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from modelswap_engine.backends.embedded.backend import EmbeddedBackend
+from modelswap_engine.backends.port import FinishReason, RequestPolicy, Tokens
+from modelswap_engine.protocol.errors import NotReady, WorkerLost
+from tests.contract.embedded.conftest import SETTINGS, Checkpoints, Engine
+from tests.support.orders import accepted, answer, collect, digest_of, ids, prompt, refused, stage_order
+
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="session")]
+
+# The points of one worker's life in the order in which the test below passes them.
+_FAULTS = "midway:raise#1,verify:raise#2,commit:raise#3,stage:exit#4"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def faulty() -> AsyncIterator[Engine]:
+    backend = EmbeddedBackend(SETTINGS, environ={**os.environ, "MODELSWAP_FAULT": _FAULTS})
+    await backend.start()
+    yield Engine(backend)
+    await backend.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def hasty() -> AsyncIterator[Engine]:
+    """Return an engine whose pauses last half a second, and whose staging is slow."""
+    backend = EmbeddedBackend(replace(SETTINGS, pause_lease_seconds=0.5, stage_bytes_per_second=30_000))
+    await backend.start()
+    yield Engine(backend)
+    await backend.stop()
+
+
+async def test_a_killed_worker_is_lost_and_a_load_brings_it_back(engine: Engine, checkpoints: Checkpoints) -> None:
+    stream = engine.backend.generate(prompt("a long answer", tokens=900))
+    first = await anext(stream)
+    before = engine.backend.ranks()[0]
+    os.kill(before.pid, signal.SIGKILL)
+    last = (await collect(stream))[-1]
+    assert last.finish is FinishReason.ERROR
+    assert last.digest == first.digest
+    assert "signal 9" in last.error
+    (rank,) = engine.backend.ranks()
+    assert not rank.alive
+    assert rank.digest == ""
+    with pytest.raises(WorkerLost):
+        await engine.backend.memory()
+    with pytest.raises(WorkerLost):
+        await engine.backend.prepare("op")
+    with pytest.raises(NotReady):
+        engine.backend.generate(prompt("now"))
+    await engine.load(checkpoints.v2)
+    after = engine.backend.ranks()[0]
+    assert after.alive
+    assert after.boot_id != before.boot_id
+    assert min(await answer(engine.backend, "again")) >= 132
+
+
+async def test_a_worker_that_hangs_is_lost(engine: Engine) -> None:
+    pid = engine.backend.ranks()[0].pid
+    os.kill(pid, signal.SIGSTOP)
+    impatient = EmbeddedBackend(replace(SETTINGS, call_timeout=0.3))
+    impatient._workers = engine.backend._workers
+    with pytest.raises(WorkerLost, match="did not answer within"):
+        await impatient.memory()
+    assert not engine.backend.ranks()[0].alive
+
+
+async def test_a_worker_dies_with_its_front(checkpoints: Checkpoints) -> None:
+    backend = EmbeddedBackend(SETTINGS)
+    await backend.start()
+    (worker,) = backend._workers
+    worker._writer.transport.abort()
+    assert await asyncio.wait_for(worker._process.wait(), 20) in {0, -signal.SIGKILL}
+    await backend.stop()
+
+
+async def test_broken_steps_are_undone(faulty: Engine, checkpoints: Checkpoints) -> None:
+    backend, old, new = faulty.backend, checkpoints.v1, checkpoints.v2
+    await faulty.load(old)
+    before = await answer(backend, "before")
+    for step in ("midway", "verify", "commit"):
+        operation = await faulty.prepared(old, new)
+        accepted(await backend.pause(operation, timeout=20))
+        replies = await backend.commit(operation, RequestPolicy.NONE_RUNNING)
+        if step == "verify":
+            accepted(replies)
+            # The first verification was the one after the first rollback.
+            replies = await backend.verify(operation, strict=False)
+        assert refused(replies) == "Internal"
+        if step != "commit":
+            assert refused(await backend.resume(operation)) == "Internal"
+        accepted(await backend.rollback(operation))
+        accepted(await backend.verify(operation, strict=True))
+        accepted(await backend.resume(operation))
+        accepted(await backend.release(operation, previous=False))
+        assert await faulty.holds(old), step
+        assert await answer(backend, "before") == before
+    with pytest.raises(WorkerLost, match="exit code 86"):
+        await backend.stage(stage_order(old, new, operation_id="last"))
+    await faulty.load(new)
+    assert await faulty.holds(new)
+
+
+async def test_an_abandoned_pause_ends_by_itself(hasty: Engine, checkpoints: Checkpoints) -> None:
+    await hasty.load(checkpoints.v1)
+    undisturbed = await answer(hasty.backend, "abandoned", tokens=200)
+    stream = hasty.backend.generate(prompt("abandoned", tokens=200))
+    items: list[Tokens] = [await anext(stream)]
+    accepted(await hasty.backend.pause("gone", timeout=20))
+    assert ids(items + await collect(stream)) == undisturbed
+    assert refused(await hasty.backend.commit("gone", RequestPolicy.NONE_RUNNING)) == "Cancelled"
+
+
+async def test_an_abandoned_commit_is_undone(hasty: Engine, checkpoints: Checkpoints) -> None:
+    if hasty.backend.ranks()[0].digest != digest_of(checkpoints.v1):
+        await hasty.load(checkpoints.v1)
+    before = await answer(hasty.backend, "before")
+    operation = await hasty.prepared(checkpoints.v1, checkpoints.v2)
+    accepted(await hasty.backend.pause(operation, timeout=20))
+    accepted(await hasty.backend.commit(operation, RequestPolicy.NONE_RUNNING))
+    # Answered only when the pause has ended.
+    assert await answer(hasty.backend, "before") == before
+    assert await hasty.holds(checkpoints.v1)
+    assert refused(await hasty.backend.rollback(operation)) == "Cancelled"
+    assert accepted(await hasty.backend.verify(operation, strict=True)).digest == digest_of(checkpoints.v1)
+
+
+async def test_a_staging_can_be_called_off(hasty: Engine, checkpoints: Checkpoints) -> None:
+    if not hasty.backend.ranks()[0].digest:
+        await hasty.load(checkpoints.v1)
+    order = stage_order(checkpoints.v1, checkpoints.v2, operation_id="slow")
+    staging = asyncio.ensure_future(hasty.backend.stage(order))
+    # Answers come while it runs; at 30 kB/s it would take more than four seconds.
+    await answer(hasty.backend, "meanwhile")
+    assert not staging.done()
+    accepted(await hasty.backend.release("slow", previous=False))
+    assert refused(await staging) == "Cancelled"
+    assert refused(await hasty.backend.prepare("slow")) == "NotFound"
+    assert (await hasty.backend.memory()).staged_bytes == 0
