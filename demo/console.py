@@ -61,3 +61,8 @@ def step(text: str) -> Iterator[None]:
 def megabytes(count: int) -> str:
     """Return a number of bytes in MB (10^6 bytes)."""
     return f"{count / 1e6:.1f} MB"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return a duration in ms."""
+    return "-" if seconds is None else f"{1000 * seconds:.1f} ms"

@@ -16,13 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.cache import cache_root
-
 from demo import base, checkpoints, finetune
 from demo.console import complain, megabytes, say, step
 from demo.folder import is_made, key_of, make
 from modelswap_engine.checkpoint.diff import diff
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, decode
+from tests.support.cache import cache_root
 
 
 @dataclass(frozen=True, slots=True)

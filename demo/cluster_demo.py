@@ -1,0 +1,195 @@
+"""`make demo`: running pods on a real cluster change their weights under load, and no pod is restarted.
+
+The order of things and what must be true at the end; `slot.py` knows how each is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from demo import report
+from demo.background import BackgroundLoad
+from demo.console import complain, heading, say, step
+from demo.load import ask_once
+from demo.model import DemoModels, ensure_models, manifest_of
+from demo.report import Facts
+from demo.slot import NAME, DemoSlot, Unsettled, commands_prefix, write_model_version
+from tests.support.cache import REPOSITORY
+from tests.support.cluster.provider import Cluster, ClusterError
+from tests.support.cluster.select import DEMO_CLUSTER, DEMO_PORT, cluster_provider
+from tests.support.stack import Pod, build_images
+
+BUILD = REPOSITORY / "build"
+EXAMPLES = REPOSITORY / "examples"
+QUESTION = "What is the capital of France? Answer in one sentence."
+_REPLICAS = 2
+_SERVED_BETWEEN = 10
+
+
+class Demo:
+    """One run on one cluster."""
+
+    def __init__(self, cluster: Cluster, models: DemoModels) -> None:
+        self.cluster, self.models, self.facts = cluster, models, Facts()
+        self._slot = DemoSlot(cluster, build=BUILD / "demo")
+
+    def run(self) -> Facts:
+        """Go through all of it."""
+        self._install()
+        heading("3. Clients keep asking the Service through the OpenAI API (openai client, no retries)")
+        with self._load() as load:
+            load.served_more(_SERVED_BETWEEN)
+            self.facts.before = self._ask("1.0")
+            self._swap(load)
+        self.facts.swapping.append(load.summary())
+        self._summary()
+        self._restart()
+        with self._load() as load:
+            self._refuse(load)
+            self._revert(load)
+        self.facts.swapping.append(load.summary())
+        self._conclude()
+        return self.facts
+
+    def _install(self) -> None:
+        heading("2. Two Helm charts: the operator, and two engine pods that serve version 1.0")
+        say(f"for the commands below: {commands_prefix(self.cluster)}")
+        with step("building both images from this checkout"):
+            build_images(self.cluster)
+        self._slot.install_operator()
+        self._slot.install_engine(replicas=_REPLICAS)
+        generation = self._slot.apply(EXAMPLES / "modelversion.yaml")
+        self._slot.settle(generation, to="Ready")
+        self._slot.show("get", "pods")
+
+    def _swap(self, load: BackgroundLoad) -> None:
+        heading("4. The ModelVersion moves from 1.0 to 1.1")
+        pods = self._slot.pods()
+        started = time.monotonic()
+        generation = self._slot.apply(EXAMPLES / "modelversion-next.yaml")
+        self._slot.settle(generation, to="Ready")
+        self.facts.swap_seconds = time.monotonic() - started
+        load.served_more(_SERVED_BETWEEN)
+        self.facts.after = self._ask("1.1")
+        self._expect_same_pods(pods)
+        self.facts.pods = [(pod, self._slot.engine_state(pod)) for pod in self._slot.pods()]
+        self._expect(self.facts.after != self.facts.before, "the answer did not change with the version")
+
+    def _summary(self) -> None:
+        heading("5. What happened")
+        say("\n".join(report.swap_lines(self.facts)))
+        self._slot.show("get", "pods")
+
+    def _restart(self) -> None:
+        heading("   The same version brought to the pods by a restart, with a fresh load, for comparison")
+        with self._load() as load:
+            load.served_more(_SERVED_BETWEEN)
+            self.facts.restart_seconds = self._slot.restart()
+            load.served_more(_SERVED_BETWEEN)
+        self.facts.restarting = load.summary()
+        say("\n".join(report.restart_lines(self.facts)))
+
+    def _refuse(self, load: BackgroundLoad) -> None:
+        heading("6. Bad versions are refused, and the pods go on with 1.1")
+        load.served_more(_SERVED_BETWEEN)
+        pods = self._slot.pods()
+        for what, folder in (("one flipped bit", self.models.corrupt), ("a wrong shape", self.models.misshapen)):
+            say(f"\na version with {what}, behind a digest pin that is right:")
+            file = write_model_version(
+                BUILD / "demo" / f"modelversion-{folder.name}.yaml",
+                version=folder.name.removeprefix(f"{NAME}-"),
+                folder=folder.name,
+                digest=manifest_of(folder).digest,
+            )
+            self._slot.settle(self._slot.apply(file), to="Stalled")
+            reason, message = self._slot.refusal()
+            self.facts.refused.append({"version": folder.name, "reason": reason, "message": message})
+            self._slot.describe_end()
+            for pod in self._slot.pods():
+                live = self._slot.engine_state(pod).live
+                wanted = manifest_of(self.models.tuned).digest
+                self._expect(live is not None and live.digest == wanted, f"pod {pod.name} serves {live}, not 1.1")
+        load.served_more(_SERVED_BETWEEN)
+        self._ask("1.1")
+        self._expect_same_pods(pods)
+
+    def _revert(self, load: BackgroundLoad) -> None:
+        heading("   The source is reverted in place to 1.0")
+        pods = self._slot.pods()
+        self._slot.settle(self._slot.apply(EXAMPLES / "modelversion.yaml"), to="Ready")
+        load.served_more(_SERVED_BETWEEN)
+        self._expect(self._ask("1.0") == self.facts.before, "1.0 does not answer as it did before")
+        self._expect_same_pods(pods)
+
+    def _conclude(self) -> None:
+        heading("The whole run")
+        for phase in self.facts.swapping:
+            say("\n".join(phase.lines()))
+            self._expect(phase.clean, f"{phase.failed} requests failed and {phase.mixed} were mixed, not 0 and 0")
+        file = BUILD / "demo.json"
+        report.write(file, self.facts, cluster=self.cluster)
+        say(f"figures: {file.relative_to(REPOSITORY)}; the cluster stays up, `make demo-down` removes it")
+        say(commands_prefix(self.cluster))
+
+    def _load(self) -> BackgroundLoad:
+        return BackgroundLoad(self.cluster.data_url, model=NAME)
+
+    def _ask(self, version: str) -> str:
+        answer = asyncio.run(ask_once(self.cluster.data_url, model=NAME, prompt=QUESTION))
+        self._expect(answer.served and answer.version == version, f"not an answer of {version}: {answer}")
+        say(f"{QUESTION}\n   {answer.version}: {answer.text.strip()}")
+        return answer.text.strip()
+
+    def _expect_same_pods(self, before: Sequence[Pod]) -> None:
+        now = self._slot.pods()
+        same = [(pod.uid, pod.restarts, pod.started) for pod in before]
+        self._expect(same == [(p.uid, p.restarts, p.started) for p in now], f"pods changed: {before} → {now}")
+
+    def _expect(self, true: bool, otherwise: str) -> None:
+        if not true:
+            self.facts.complaints.append(otherwise)
+            complain(otherwise, advice="the run goes on; the figures below show the rest")
+
+
+def run() -> int:
+    """Run the demo; the exit status says whether everything was as it should be."""
+    started = time.monotonic()
+    heading("1. The demo model, its new version, and the cluster")
+    models = ensure_models()
+    with step("the cluster"):
+        cluster = cluster_provider().ensure(name=DEMO_CLUSTER, data_port=DEMO_PORT)
+    say(f"Kubernetes {cluster.version} ({cluster.provider}), the Service answers at {cluster.data_url}")
+    facts = Demo(cluster, models).run()
+    say(f"took {time.monotonic() - started:.0f} s")
+    return 1 if facts.complaints else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo or remove its cluster; a failure ends with what to do next."""
+    parser = argparse.ArgumentParser(prog="python -m demo.cluster_demo", description=__doc__)
+    parser.add_argument("--down", action="store_true", help="remove the demo's cluster")
+    down: Any = parser.parse_args(arguments).down
+    try:
+        if down:
+            cluster_provider().delete(DEMO_CLUSTER)
+            return 0
+        return run()
+    except KeyboardInterrupt:
+        return 130
+    except Unsettled as error:
+        complain(str(error), advice=f"kubectl describe modelversion {NAME}; the operator's log tells more")
+    except (ClusterError, TimeoutError) as error:
+        complain(str(error), advice="`kubectl get pods -A` shows what is wrong; `make demo-down` and run it again")
+    except (OSError, RuntimeError, ImportError, subprocess.SubprocessError) as error:
+        complain(str(error), advice="`make env` repairs the environment, `make demo-down` removes the cluster")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The demo's figures: as lines for a person, and as `build/demo.json`. Pure but for writing that file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from demo.answers import Summary
+from demo.console import megabytes, milliseconds
+from modelswap_engine.protocol.messages import EngineState, Plan
+from tests.support.cluster.provider import Cluster
+from tests.support.stack import Pod
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the run has shown so far."""
+
+    before: str = ""
+    after: str = ""
+    pods: list[tuple[Pod, EngineState]] = field(default_factory=list)
+    swap_seconds: float = 0.0
+    swapping: list[Summary] = field(default_factory=list)
+    restart_seconds: float = 0.0
+    restarting: Summary | None = None
+    refused: list[dict[str, str]] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+def swap_lines(facts: Facts) -> Iterator[str]:
+    """Say what the swap did."""
+    plan = _plan(facts)
+    if plan is not None:
+        yield (
+            f"changed: {plan.changed_tensors} of {plan.total_tensors} tensors, "
+            f"{megabytes(plan.changed_bytes)} of {megabytes(plan.total_bytes)}"
+        )
+    yield f"from apply to Ready: {facts.swap_seconds:.1f} s"
+    for pod, state in facts.pods:
+        swap = state.operation
+        yield f"pod {pod.name} (UID {pod.uid}, since {pod.started}, {pod.restarts} restarts)"
+        if swap is not None:
+            yield (
+                f"    fetched {megabytes(swap.bytes_fetched)}, stop latency {milliseconds(swap.stop_latency_seconds)}, "
+                f"commit window {swap.commit_window_microseconds or 0:.0f} µs, "
+                f"gate closed {milliseconds(swap.pause_seconds)}"
+            )
+    yield from facts.swapping[-1].lines()
+    yield f"before: {facts.before}"
+    yield f"after:  {facts.after}"
+
+
+def restart_lines(facts: Facts) -> Iterator[str]:
+    """Compare with the restart."""
+    if facts.restarting is None:
+        return
+    yield from facts.restarting.lines()
+    yield f"restart: {facts.restart_seconds:.1f} s until the new pods served; swap: {facts.swap_seconds:.1f} s"
+
+
+def write(file: Path, facts: Facts, *, cluster: Cluster) -> None:
+    """Write the figures of the run."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(as_dict(facts, kind=cluster.provider, version=cluster.version), indent=1) + "\n")
+
+
+def as_dict(facts: Facts, *, kind: str, version: str) -> dict[str, Any]:
+    """Return the figures with stable names; times in the unit that the name says."""
+    plan, restarting = _plan(facts), facts.restarting
+    return {
+        "requests": {
+            "served": sum(phase.served for phase in facts.swapping),
+            "failed": sum(phase.failed for phase in facts.swapping),
+            "mixed": sum(phase.mixed for phase in facts.swapping),
+            "reconnects": sum(phase.reconnects for phase in facts.swapping),
+        },
+        "pods": [
+            {
+                "name": pod.name,
+                "uid": pod.uid,
+                "restarts": pod.restarts,
+                "pauseSeconds": state.operation.pause_seconds if state.operation else None,
+                "stopLatencySeconds": state.operation.stop_latency_seconds if state.operation else None,
+                "commitWindowMicroseconds": state.operation.commit_window_microseconds if state.operation else None,
+                "bytesFetched": state.operation.bytes_fetched if state.operation else None,
+            }
+            for pod, state in facts.pods
+        ],
+        "changed": {"tensors": plan.changed_tensors, "bytes": plan.changed_bytes} if plan else {},
+        "total": {"tensors": plan.total_tensors, "bytes": plan.total_bytes} if plan else {},
+        "swapSeconds": round(facts.swap_seconds, 3),
+        "rolloutRestart": {
+            "seconds": round(facts.restart_seconds, 3),
+            "served": restarting.served if restarting else 0,
+            "failed": restarting.failed if restarting else 0,
+        },
+        "refused": facts.refused,
+        "cluster": {"kind": kind, "version": version},
+    }
+
+
+def _plan(facts: Facts) -> Plan | None:
+    """Return the plan of the swap; all pods have the same."""
+    return next((state.operation.plan for _, state in facts.pods if state.operation), None)

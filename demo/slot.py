@@ -1,0 +1,199 @@
+"""The demo's slot on a cluster: charts, ModelVersion, pods and what their engines say, through helm and kubectl.
+
+Every command that changes or shows something is printed as a person would type it. Refuses to know the order of things.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from demo.console import command, say, step
+from demo.folder import key_of
+from modelswap_engine.protocol.messages import EngineState
+from tests.support.cache import REPOSITORY
+from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
+from tests.support.stack import OPERATOR_NAMESPACE, Control, Pod, port_forward
+
+NAME: Final = "smollm2"
+NAMESPACE: Final = "default"
+_ROLLED_OUT: Final = "--timeout=300s"
+_SETTLE_SECONDS: Final = 600.0
+
+
+class Unsettled(RuntimeError):
+    """The object did not come to where it should; the message says where it stands."""
+
+
+class DemoSlot:
+    """The ModelVersion `smollm2` and its pods."""
+
+    def __init__(self, cluster: Cluster, *, build: Path) -> None:
+        self.cluster = cluster
+        self._build = build
+
+    def install_operator(self) -> None:
+        """Install the definitions and the operator."""
+        values = {
+            "image": _image("operator"),
+            "podAnnotations": _source("operator", "engine/modelswap_engine/protocol"),
+        }
+        self._helm("modelswap", "charts/modelswap", values, namespace=OPERATOR_NAMESPACE)
+
+    def install_engine(self, *, replicas: int) -> None:
+        """Install the engine pods, which start with version 1.0, and their Service."""
+        site = {"name": "site", "hostPath": {"path": "/opt/modelswap/site", "type": "Directory"}}
+        values = {
+            "slot": NAME,
+            "servedModelName": NAME,
+            "replicas": replicas,
+            "image": _image("engine"),
+            "podAnnotations": _source("engine"),
+            "model": {"path": "/models/smollm2-1.0", "version": "1.0"},
+            "models": {"hostPath": {"path": "/models"}},
+            "kvCache": {"blocks": 128, "pageSize": 32},
+            "maxBatchTokens": 256,
+            "drainSeconds": 30,
+            "service": {"type": "NodePort", "nodePort": DATA_NODE_PORT},
+            "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}},
+            # torch and transformers come from the node instead of a 5 GB image.
+            "extraVolumes": [site],
+            "extraVolumeMounts": [{"name": "site", "mountPath": "/opt/modelswap/site", "readOnly": True}],
+        }
+        self._helm(NAME, "charts/modelswap-engine", values, namespace=NAMESPACE)
+
+    def apply(self, file: Path) -> int:
+        """Apply a ModelVersion; return its generation."""
+        self.show("apply", "-f", str(file))
+        return int(self._get()["metadata"]["generation"])
+
+    def settle(self, generation: int, *, to: str) -> dict[str, Any]:
+        """Follow `kubectl get modelversions` until a condition (Ready or Stalled) is True for this generation.
+
+        Raises:
+            Unsettled: the other condition came, or none in ten minutes.
+        """
+        command(["kubectl", "get", "modelversions", "--watch"])
+        started, row = time.monotonic(), ""
+        while time.monotonic() - started < _SETTLE_SECONDS:
+            found, now = self._get(), self._row()
+            if now != row:
+                say(f"{time.monotonic() - started:5.1f} s  {now}")
+                row = now
+            true = _true_conditions(found, generation)
+            if to in true:
+                return found
+            if to == "Ready" and "Stalled" in true:
+                raise Unsettled(f"the ModelVersion {NAME} is stalled: {true['Stalled']}")
+            time.sleep(0.5)
+        raise Unsettled(f"the ModelVersion {NAME} is not {to} after {_SETTLE_SECONDS:.0f} s; it says: {row}")
+
+    def refusal(self) -> tuple[str, str]:
+        """Return reason and message of the last refused version."""
+        found = self._get()
+        conditions = {c["type"]: c for c in found["status"].get("conditions", [])}
+        failures = found["status"].get("failures", [])
+        last = failures[-1] if failures else conditions.get("Stalled", {})
+        return str(last.get("reason", "")), str(last.get("message", ""))
+
+    def describe_end(self, *, lines: int = 14) -> None:
+        """Show what `kubectl describe` says about conditions and events."""
+        command(["kubectl", "describe", "modelversion", NAME])
+        text = self._kubectl("describe", "modelversion", NAME).splitlines()
+        events = next((number for number, line in enumerate(text) if line.startswith("Events:")), len(text))
+        for line in text:
+            if "Reason:" in line or "Message:" in line:
+                say(line)
+        say("\n".join(text[events:][:2] + text[events + 2 :][-lines:]))
+
+    def pods(self) -> list[Pod]:
+        """Return the slot's pods that are not terminating, by name."""
+        items = json.loads(self._kubectl("get", "pods", "-l", f"modelswap.dev/slot={NAME}", "-o", "json"))["items"]
+        found = [Pod.of(item) for item in items if "deletionTimestamp" not in item["metadata"]]
+        return sorted(found, key=lambda pod: pod.name)
+
+    def engine_state(self, pod: Pod) -> EngineState:
+        """Ask a pod's engine, as the operator does: with a token made for this pod alone."""
+        token = self.cluster.kubectl(
+            "-n", OPERATOR_NAMESPACE, "create", "token", "modelswap", f"--audience={pod.uid}", "--duration=10m"
+        ).strip()
+        with port_forward(self.cluster, namespace=NAMESPACE, pod=pod.name, port=8001) as url:
+            return Control(url, token).state()
+
+    def restart(self) -> float:
+        """Restart all pods the usual way; return the seconds until the new ones serve."""
+        started = time.monotonic()
+        self.show("rollout", "restart", f"deployment/{self._deployment()}")
+        with step("waiting for the new pods"):
+            self._kubectl("rollout", "status", f"deployment/{self._deployment()}", _ROLLED_OUT)
+        return time.monotonic() - started
+
+    def show(self, *arguments: str) -> None:
+        """Run kubectl and print command and output."""
+        command(["kubectl", *(_relative(argument) for argument in arguments)])
+        say(self._kubectl(*arguments).rstrip())
+
+    def _helm(self, release: str, chart: str, values: dict[str, Any], *, namespace: str) -> None:
+        file = self._build / f"{release}.values.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values, indent=1) + "\n")
+        arguments = ["upgrade", "--install", release, str(REPOSITORY / chart), "--values", str(file)]
+        arguments += ["--namespace", namespace, "--create-namespace", "--wait", "--timeout=5m"]
+        command(["helm", *(_relative(argument) for argument in arguments)])
+        with step(f"release {release}"):
+            self.cluster.helm(*arguments)
+
+    def _get(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._kubectl("get", "modelversion", NAME, "-o", "json"))
+        return found
+
+    def _row(self) -> str:
+        return self._kubectl("get", "modelversion", NAME, "--no-headers").strip()
+
+    def _deployment(self) -> str:
+        chosen = ("-l", f"modelswap.dev/slot={NAME}", "-o", "jsonpath={.items[0].metadata.name}")
+        return self._kubectl("get", "deployments", *chosen)
+
+    def _kubectl(self, *arguments: str) -> str:
+        return self.cluster.kubectl("-n", NAMESPACE, *arguments)
+
+
+def write_model_version(file: Path, *, version: str, folder: str, digest: str) -> Path:
+    """Write a ModelVersion of the demo's slot that pins a digest."""
+    source = {"uri": f"file:///models/{folder}", "digest": digest}
+    spec = {"servedModelName": NAME, "version": version, "source": source}
+    body = {"apiVersion": "modelswap.dev/v1alpha1", "kind": "ModelVersion", "metadata": {"name": NAME}, "spec": spec}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(body, indent=1) + "\n")
+    return file
+
+
+def _true_conditions(found: dict[str, Any], generation: int) -> dict[str, str]:
+    """Return the conditions that are True for a generation, with their messages."""
+    status = found.get("status", {})
+    if status.get("observedGeneration") != generation:
+        return {}
+    return {c["type"]: c.get("message", "") for c in status.get("conditions", []) if c["status"] == "True"}
+
+
+def _image(name: str) -> dict[str, str]:
+    return {"repository": f"modelswap/{name}", "tag": "dev", "pullPolicy": "Never"}
+
+
+def _source(*folders: str) -> dict[str, str]:
+    """Return an annotation that changes with the code, since the tag of the images does not."""
+    files: Sequence[Path] = sorted(file for folder in folders for file in (REPOSITORY / folder).rglob("*.py"))
+    return {"modelswap.dev/demo-source": key_of(*files)}
+
+
+def _relative(argument: str) -> str:
+    return argument.replace(f"{REPOSITORY}/", "") if argument != str(REPOSITORY) else "."
+
+
+def commands_prefix(cluster: Cluster) -> str:
+    """Return what a person types first, so that the commands shown reach this cluster."""
+    return f"export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}"
