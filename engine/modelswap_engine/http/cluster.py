@@ -71,7 +71,7 @@ async def cluster_authenticator(
     except (OSError, ValueError) as error:
         raise BadRequest(
             f"this pod's service-account token in {account}: {error}",
-            advice="set automountServiceAccountToken: true on the engine's pod",
+            advice="mount a service-account token and the cluster's CA there, as the engine's chart does",
         ) from None
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return KubernetesAuthenticator(

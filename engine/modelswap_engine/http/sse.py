@@ -86,6 +86,8 @@ async def with_heartbeats(items: AsyncIterator[T], *, seconds: float) -> AsyncGe
         if pending is not None:
             pending.cancel()
             await asyncio.wait({pending})
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()
 
 
 async def _next(items: AsyncIterator[T]) -> T:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from modelswap_engine.backends.port import FinishReason
 from modelswap_engine.protocol.errors import WorkerLost
-from modelswap_engine.protocol.messages import PauseRequest, Traffic, TrafficMode
+from modelswap_engine.protocol.messages import PauseRequest, Traffic, TrafficMode, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from tests.support.ports import CONTEXT, MODEL, Ports
 from tests.support.scripted_backend import Script
@@ -274,6 +274,18 @@ async def test_who_demanded_a_version_gets_no_mixed_answer(ports: Ports) -> None
     chunks = await events(await chat(ports, stream=True, headers={"x-modelswap-require-version": "1.0"}))
     assert text_of(chunks) == "old"
     assert chunks[-1]["error"]["code"] == "version_mismatch"
+
+
+async def test_a_strange_label_breaks_no_header(ports: Ports) -> None:
+    target = ports.publish("1.1", norm=b"N" * 2)
+    odd = VersionRef(version="1.1\r\nx-evil: ü\x00", uri=target.uri, digest=target.digest)
+    assert (await ports.swap(odd, "op-1")).state is SwapState.SERVING
+    for stream in (False, True):
+        response = await chat(ports, stream=stream)
+        assert response.status == 200
+        assert response.headers["x-modelswap-version"] == "1.1??x-evil: ??"
+        assert "x-evil" not in response.headers
+        await response.read()
 
 
 async def test_requests_wait_at_the_gate_and_too_many_are_told_when_to_come_back(ports: Ports) -> None:

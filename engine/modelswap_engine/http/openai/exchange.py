@@ -26,6 +26,11 @@ VERSION_HEADER = "x-modelswap-version"
 DIGEST_HEADER = "x-modelswap-digest"
 
 
+def header_value(label: str) -> str:
+    """Return a version label as it may stand in a header; people choose labels freely."""
+    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in label[:256])
+
+
 class Outcome:
     """Counts one request exactly once, whatever becomes of it; used as a context around all of it."""
 
@@ -142,7 +147,7 @@ class Exchange:
         )
 
     def _headers(self) -> dict[str, str]:
-        return {VERSION_HEADER: self.label(self.answer.digest), DIGEST_HEADER: self.answer.digest}
+        return {VERSION_HEADER: header_value(self.label(self.answer.digest)), DIGEST_HEADER: self.answer.digest}
 
     def _extension(self) -> bodies.Extension | None:
         if not self.answer.mixed:
