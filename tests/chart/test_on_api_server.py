@@ -1,6 +1,7 @@
 """What a real API server says of the rendered charts: schemas, Pod Security, rights, the ConfigMap guard."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,17 @@ from typing import Any
 import pytest
 
 from tests.support.apiserver import ApiServer
+from tests.support.cache import REPOSITORY
 from tests.support.charts import CHARTS, Charts, Object, case_id, cases, of_kind, pod_templates
+from tests.support.custom import lora_adapter, model_version
+from tests.support.processes import Child
 from tests.support.rest import APPLY, Rest
 
 pytestmark = pytest.mark.api
 
 OPERATOR = "system:serviceaccount:modelswap-system:modelswap"
 SCOPED = "system:serviceaccount:ops:scoped-modelswap"
+SCOPED_VALUES = {"watch": {"namespaces": ["team-a"]}, "crds": {"enabled": False}, "rbac": {"aggregate": False}}
 # Value sets in which the user names a volume that "restricted" forbids.
 OWN_VOLUMES = ("host-path-values.yaml", "gpu-values.yaml")
 UNKNOWN_HERE = ("monitoring.coreos.com",)
@@ -75,8 +80,7 @@ def installed(definitions: ApiServer, rest: Rest, charts: Charts) -> ApiServer:
     for name in ("modelswap-system", "ops", "team-a", "team-b"):
         ensure_namespace(rest, name)
     apply(definitions, charts.template("modelswap", release="modelswap", namespace="modelswap-system"))
-    scoped = {"watch": {"namespaces": ["team-a"]}, "crds": {"enabled": False}, "rbac": {"aggregate": False}}
-    apply(definitions, charts.template("modelswap", scoped, release="scoped", namespace="ops"))
+    apply(definitions, charts.template("modelswap", SCOPED_VALUES, release="scoped", namespace="ops"))
     return definitions
 
 
@@ -170,3 +174,35 @@ def test_guard_is_of_this_operator_alone(installed: ApiServer, charts: Charts) -
     (binding,) = of_kind(objects, "ValidatingAdmissionPolicyBinding")
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     assert OPERATOR in policy["spec"]["matchConditions"][0]["expression"]
+
+
+@pytest.mark.parametrize(
+    ("account", "release", "namespace", "watched"),
+    [(OPERATOR, "modelswap", "modelswap-system", "team-b"), (SCOPED, "scoped", "ops", "team-a")],
+    ids=["cluster-wide", "scoped"],
+)
+def test_operator_works_with_these_rights_and_no_others(
+    installed: ApiServer, charts: Charts, tmp_path: Path, account: str, release: str, namespace: str, watched: str
+) -> None:
+    values = SCOPED_VALUES if release == "scoped" else None
+    (template,) = pod_templates(charts.template("modelswap", values, release=release, namespace=namespace))
+    arguments = [*template["spec"]["containers"][0]["args"], f"--kubeconfig={installed.kubeconfig_of(account)}"]
+    environment = [f"POD_NAMESPACE={namespace}", "POD_NAME=here", f"SERVICE_ACCOUNT={account.split(':')[3]}"]
+    program = [sys.executable, "-m", "modelswap_operator", *arguments, "--http-host=127.0.0.1", "--http-port=0"]
+    path = f"PYTHONPATH={REPOSITORY / 'operator'}:{REPOSITORY / 'engine'}"
+    operator = Child("operator", ["env", path, *environment, *program], log=tmp_path / "operator.log")
+    try:
+        for thing in (model_version(), lora_adapter()):
+            installed.kubectl("apply", "-n", watched, "-f", "-", stdin=json.dumps(thing))
+        names = ("modelversion/slot", "loraadapter/adapter")
+        seen = installed.try_kubectl(
+            "wait", "-n", watched, *names, "--for=jsonpath={.status.conditions[0].type}", "--timeout=60s"
+        )
+        operator.check()
+        assert seen.returncode == 0, f"{seen.stderr}\n{operator.tail(lines=40)}"
+    finally:
+        operator.stop()
+        installed.kubectl("delete", "-n", watched, "modelversions,loraadapters", "--all")
+    log = operator.log.read_text()
+    assert "leading" in log
+    assert "orbidden" not in log
