@@ -1,7 +1,8 @@
 """What kopf watches, and whom that wakes.
 
 Only ``on.event`` handlers: they store nothing on the objects (no annotations, no finalizers), so there is nothing for
-GitOps tools to disagree with and nothing that could hang a deletion.
+GitOps tools to disagree with and nothing that could hang a deletion. They are coroutines because kopf runs plain
+functions in threads, and tasks belong to the loop.
 """
 
 import logging
@@ -30,17 +31,17 @@ def registry(*, wake: Wake, seen: Callable[[str], None]) -> kopf.OperatorRegistr
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.event(GROUP, VERSION, MODELVERSIONS, registry=handlers, id="modelversion")
-    def modelversion(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def modelversion(namespace: str | None, name: str | None, **_: Any) -> None:
         seen(MODELVERSIONS)
         wake(MODELVERSIONS, namespace or "", name or "")
 
     @kopf.on.event(GROUP, VERSION, LORAADAPTERS, registry=handlers, id="loraadapter")
-    def loraadapter(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def loraadapter(namespace: str | None, name: str | None, **_: Any) -> None:
         seen(LORAADAPTERS)
         wake(LORAADAPTERS, namespace or "", name or "")
 
     @kopf.on.event("", "v1", "pods", labels={SLOT_LABEL: kopf.PRESENT}, registry=handlers, id="pod")
-    def pod(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+    async def pod(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
         seen("pods")
         wake(MODELVERSIONS, namespace or "", labels[SLOT_LABEL])
 

@@ -17,7 +17,8 @@ from modelswap_operator.effects.perform import Performer
 from modelswap_operator.effects.tokens import NoTokens, ServiceAccountTokens, Tokens
 from modelswap_operator.handlers import wiring
 from modelswap_operator.runtime import health
-from modelswap_operator.runtime.election import FencedLeaseLock, claim_epoch, election
+from modelswap_operator.runtime.election import claim_epoch, election
+from modelswap_operator.runtime.lease import FencedLease
 from modelswap_operator.runtime.metrics import Metrics
 from modelswap_operator.runtime.settings import Settings
 from modelswap_operator.runtime.slot_task import Tools
@@ -69,7 +70,13 @@ class Operator:
                     registry=self.metrics.registry,
                 )
             )
-            lock = FencedLeaseLock(settings, kube.client, now=now)
+            lock = FencedLease(
+                kube,
+                namespace=settings.pod_namespace,
+                name=settings.lease_name,
+                pod=settings.pod_name,
+                now=now,
+            )
             elected = asyncio.Event()
             holding = asyncio.create_task(self._hold(lock, elected), name="lease")
             stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -82,19 +89,19 @@ class Operator:
                 if elected.is_set() and settings.leader_elect:
                     await lock.release()
 
-    async def _hold(self, lock: FencedLeaseLock, elected: asyncio.Event) -> None:
+    async def _hold(self, lock: FencedLease, elected: asyncio.Event) -> None:
         """Get the lease and, with leader election, keep it; ends when it is lost."""
         if self._settings.leader_elect:
             await election(lock, self._settings, elected=elected).run()
             return
-        await claim_epoch(lock, self._settings)
+        await claim_epoch(lock, self._settings, now=now)
         elected.set()
         await asyncio.Event().wait()
 
     async def _lead_when(
         self,
         kube: Kube,
-        lock: FencedLeaseLock,
+        lock: FencedLease,
         *,
         elected: asyncio.Event,
         holding: asyncio.Task[None],
@@ -111,7 +118,7 @@ class Operator:
         leading.cancel()
         ended = (await asyncio.gather(leading, return_exceptions=True))[0]
         if isinstance(ended, Exception):
-            _log.error("the operator failed", error=repr(ended))
+            _log.error("the operator failed", exc_info=ended)
             return EXIT_FAILED
         return EXIT_OK if ended_by_itself else _code(stopping=stopping, holding=holding)
 
@@ -176,5 +183,8 @@ class Operator:
 def _code(*, stopping: asyncio.Task[bool], holding: asyncio.Task[None]) -> int:
     if stopping.done():
         return EXIT_OK
-    failed = holding.done() and not holding.cancelled() and holding.exception() is not None
-    return EXIT_FAILED if failed else EXIT_LEASE_LOST
+    failure = holding.exception() if holding.done() and not holding.cancelled() else None
+    if failure is None:
+        return EXIT_LEASE_LOST
+    _log.error("the lease could not be kept", exc_info=failure)
+    return EXIT_FAILED

@@ -139,15 +139,18 @@ def _retrying(a: Assessment) -> Outcome | None:
     for pod in a.counted:
         attempt = a.snapshot.memory.attempts.get(pod.uid)
         if attempt is not None and attempt.revision == revision and not is_content(attempt.error):
-            message = f"{_figure(a)}; pod {pod.name}: {text(attempt.error)}"
-            return _retry(False, attempt.error.code, message)
+            return _retry(False, attempt.error.code, _told(a, pod.name, text(attempt.error)))
     for result in a.plans.values():
         if result.error is not None:
-            return _retry(False, result.error.code, f"{_figure(a)}; pod {result.pod}: {text(result.error)}")
+            return _retry(False, result.error.code, _told(a, result.pod, text(result.error)))
     for pod in a.counted:
         if isinstance(pod.engine, Unreachable):
-            return _retry(None, pod.engine.reason, f"{_figure(a)}; pod {pod.name}: {pod.engine.message}")
+            return _retry(None, pod.engine.reason, _told(a, pod.name, pod.engine.message))
     return None
+
+
+def _told(a: Assessment, pod: str, cause: str) -> str:
+    return f"{_figure(a)}; {cause}" if pod in cause else f"{_figure(a)}; pod {pod}: {cause}"
 
 
 def _retry(ready: bool | None, reason: str, message: str) -> Outcome:

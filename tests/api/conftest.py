@@ -1,0 +1,134 @@
+"""One operator process for this folder, with the rights that the chart gives it and not one more."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.apiserver import ApiServer, _free_ports
+from tests.support.cache import REPOSITORY
+from tests.support.charts import Charts
+from tests.support.custom import definitions, rest
+from tests.support.fake_pods import Slot, digest
+from tests.support.fake_sidecar import Content
+from tests.support.processes import Child
+from tests.support.rest import Rest
+
+__all__ = ["definitions", "rest"]
+
+NAMESPACE = "operated"
+RIGHTS = ("ServiceAccount", "Role", "RoleBinding")
+_numbers = itertools.count(1)
+
+
+class OperatorProcess:
+    """`python -m modelswap_operator` as the chart starts it, as its own service account."""
+
+    def __init__(self, server: ApiServer, home: Path, *, account: str, lease: str) -> None:
+        self._server = server
+        self._home = home
+        self._account = account
+        self._lease = lease
+        self._starts = itertools.count(1)
+        self.child: Child | None = None
+        self.port = 0
+
+    def start(self, *extra: str) -> None:
+        (self.port,) = _free_ports(1)
+        user = f"system:serviceaccount:{NAMESPACE}:{self._account}"
+        environment = {
+            "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY / 'engine'}",
+            "POD_NAMESPACE": NAMESPACE,
+            "POD_NAME": "operator-0",
+            "SERVICE_ACCOUNT": self._account,
+        }
+        command = [
+            "env",
+            *(f"{key}={value}" for key, value in environment.items()),
+            sys.executable,
+            "-m",
+            "modelswap_operator",
+            f"--kubeconfig={self._server.kubeconfig_of(user)}",
+            f"--namespace={NAMESPACE}",
+            f"--lease-name={self._lease}",
+            "--http-host=127.0.0.1",
+            f"--http-port={self.port}",
+            "--resync-seconds=5",
+            *extra,
+        ]
+        self.child = Child("operator", command, log=self._home / f"operator-{next(self._starts)}.log")
+
+    def wait_ready(self, *, seconds: float = 180.0) -> None:
+        """Wait until the first list of every kind is done."""
+        assert self.child is not None
+        ends = time.monotonic() + seconds
+        while self.get("/readyz") != (200, "ok"):
+            self.child.check()
+            assert time.monotonic() < ends, f"not ready in {seconds:.0f} s:\n{self.log()}"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        assert self.child is not None
+        self.child.kill()
+
+    def stop(self) -> None:
+        if self.child is not None:
+            self.child.stop()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Ask a probe or the metrics page; status 0 while nothing listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def log(self) -> str:
+        assert self.child is not None
+        return self.child.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def operator(definitions: ApiServer, rest: Rest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    home = tmp_path_factory.mktemp("operator")
+    rest.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}).accepted()
+    objects = Charts(home).template("modelswap", {"watch": {"namespaces": [NAMESPACE]}}, namespace=NAMESPACE)
+    given = [thing for thing in objects if thing["kind"] in RIGHTS]
+    account = next(t["metadata"]["name"] for t in given if t["kind"] == "ServiceAccount")
+    definitions.kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(thing) for thing in given))
+    lease = next(
+        rule["resourceNames"][0]
+        for thing in given
+        if thing["kind"] == "Role"
+        for rule in thing["rules"]
+        if "leases" in rule["resources"] and "resourceNames" in rule
+    )
+    process = OperatorProcess(definitions, home, account=account, lease=lease)
+    process.start()
+    process.wait_ready()
+    yield process
+    process.stop()
+
+
+CONTENTS = {
+    "file:///models/1.0": Content(digest("a")),
+    "file:///models/1.1": Content(digest("b")),
+    "file:///models/1.2": Content(digest("c")),
+}
+
+
+@pytest.fixture
+async def slot(operator: OperatorProcess, rest: Rest) -> AsyncIterator[Slot]:
+    found = Slot(rest, namespace=NAMESPACE, name=f"slot-{next(_numbers)}", contents=dict(CONTENTS))
+    yield found
+    await found.close()

@@ -1,0 +1,270 @@
+"""The operator's process against a real API server, with sidecars that speak the protocol behind its pods."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.states import SwapState
+from tests.api.conftest import OperatorProcess
+from tests.support.custom import GROUP_VERSION, lora_adapter
+from tests.support.fake_pods import Slot, digest, eventually, ref
+from tests.support.fake_sidecar import Content
+from tests.support.rest import Rest
+
+pytestmark = pytest.mark.api
+
+V10, V11, V12 = ref("1.0", "a"), ref("1.1", "b"), ref("1.2", "c")
+
+
+async def prepared(slot: Slot, pods: int = 2, **spec: object) -> None:
+    """A slot whose pods serve 1.0, as its ModelVersion says."""
+    for _ in range(pods):
+        await slot.add_pod(V10)
+    slot.create(V10, **spec)
+    await slot.ready_at(V10)
+
+
+async def test_a_version_bump_swaps_pod_after_pod(slot: Slot, operator: OperatorProcess) -> None:
+    await prepared(slot, 3)
+    assert [len(p.sidecar.swaps) for p in slot.pods] == [0, 0, 0]
+    assert slot.pods[0].sidecar.live == V10
+    slot.bump(V11)
+    await slot.ready_at(V11)
+    assert [len(p.sidecar.swaps) for p in slot.pods] == [1, 1, 1]
+    first = slot.pods[0].sidecar.swaps[0]
+    thing = slot.object()
+    assert first.fence.owner_uid == thing["metadata"]["uid"]
+    assert first.fence.pod_uid == slot.pods[0].uid
+    assert first.fence.epoch > 0
+    status = thing["status"]
+    assert status["observedGeneration"] == thing["metadata"]["generation"]
+    assert status["target"]["digest"] == status["stable"]["digest"] == V11.digest
+    assert status["versions"] == [{"version": "1.1", "digest": V11.digest, "pods": 3}]
+    assert status["podCounts"] == {"total": 3, "counted": 3, "ready": 3, "excluded": 0}
+    assert (status["history"][0]["version"], status["history"][0]["result"]) == ("1.1", "Succeeded")
+    assert (status["history"][0]["bytesFetched"], status["history"][0]["commitWindowMicroseconds"]) == (600, 120)
+    assert slot.message() == "3/3 pods serve 1.1"
+    reasons = [reason for reason, _ in slot.events()]
+    assert reasons.count("SwapStarted") == 3
+    assert "AssignmentPublished" in reasons
+    assert "Succeeded" in reasons
+    assert not thing["metadata"].get("finalizers")
+    assert not thing["metadata"].get("annotations")
+
+
+async def test_a_bad_digest_stalls_with_its_reason_and_a_revert_heals(slot: Slot) -> None:
+    await prepared(slot)
+    slot.bump(V11, pin=digest("9"))
+    await slot.stalled("DigestMismatch")
+    assert slot.condition("Ready") == ("False", "DigestMismatch")
+    assert slot.condition("Serving") == ("True", "PodsServe")
+    assert slot.object()["status"]["observedGeneration"] == slot.object()["metadata"]["generation"]
+    assert "2/2 pods serve 1.0" in slot.message()
+    assert [len(p.sidecar.swaps) for p in slot.pods] == [0, 0]
+    assert any(reason == "DigestMismatch" for reason, _ in slot.events())
+    slot.bump(V10)
+    await slot.ready_at(V10)
+    assert slot.condition("Stalled") is None
+
+
+async def test_a_version_that_fails_in_the_first_pod_is_withdrawn(slot: Slot) -> None:
+    await prepared(slot)
+    error = ErrorBody(code="ManifestMismatch", message="tensor lm_head.weight has other bytes", advice="copy it again")
+    slot.contents["file:///models/1.1"] = Content(digest("b"), late=error)
+    slot.bump(V11)
+    await slot.stalled("ManifestMismatch")
+    assert sum(len(p.sidecar.swaps) for p in slot.pods) == 1
+    assert "tensor lm_head.weight has other bytes; copy it again" in slot.message()
+    found = slot.assignment()
+    assert found is not None
+    assert found.stable is not None
+    assert (found.stable.digest, found.candidate) == (V10.digest, None)
+
+
+async def test_a_missing_source_names_pod_and_next_step(slot: Slot) -> None:
+    await prepared(slot)
+    slot.bump(VersionRef(version="1.1", uri="file:///models/none"))
+    await slot.stalled("SourceNotFound")
+    assert f"pod {slot.pods[0].name}" in slot.message()
+    assert "check spec.source.uri" in slot.message()
+
+
+async def test_a_revert_in_the_middle_of_a_rollout(slot: Slot) -> None:
+    await prepared(slot, 3)
+    slot.pods[1].sidecar.hold_at = SwapState.PAUSING
+    slot.bump(V11)
+    await eventually(lambda: slot.serving() == ["1.1", "1.0", "1.0"] and slot.pods[1].sidecar.swaps)
+    await eventually(lambda: "1/3 pods serve 1.1" in slot.message(), what=slot.story)
+    await eventually(lambda: f"({slot.pods[1].name}: Prepared)" in slot.message(), what=slot.story)
+    slot.bump(V10)
+    await slot.ready_at(V10)
+    assert "POST /swaps/" in " ".join(slot.pods[1].sidecar.calls)
+
+
+async def test_a_newer_spec_supersedes(slot: Slot) -> None:
+    await prepared(slot)
+    slot.pods[0].sidecar.hold_at = SwapState.STAGED
+    slot.bump(V11)
+    await eventually(lambda: slot.pods[0].sidecar.swaps)
+    slot.bump(V12)
+    await slot.ready_at(V12)
+    results = [(h["version"], h["result"]) for h in slot.object()["status"]["history"]]
+    assert results == [("1.2", "Succeeded"), ("1.1", "Superseded"), ("1.0", "Succeeded")]
+
+
+async def test_suspend_publishes_the_plan_and_changes_nothing(slot: Slot) -> None:
+    await prepared(slot)
+    slot.patch(version="1.1", source={"uri": V11.uri}, suspend=True)
+    await eventually(lambda: slot.object()["status"].get("plan"), what=slot.story)
+    assert slot.object()["status"]["plan"] == [
+        {
+            "fromDigest": V10.digest,
+            "changedTensors": 2,
+            "totalTensors": 10,
+            "changedBytes": 200,
+            "totalBytes": 1000,
+            "mode": "Diff",
+        }
+    ]
+    assert slot.condition("Suspended") == ("True", "Suspended")
+    assert sum(len(p.sidecar.swaps) for p in slot.pods) == 0
+    slot.patch(suspend=False)
+    await slot.ready_at(V11)
+
+
+async def test_an_unreachable_pod_is_named_and_holds_up_no_other(slot: Slot) -> None:
+    await prepared(slot)
+    lost = slot.pods[1]
+    await lost.sidecar.stop()
+    slot.bump(V11)
+    await eventually(lambda: slot.serving()[0] == "1.1", what=slot.story)
+    await eventually(lambda: slot.condition("Ready") == ("Unknown", "EngineUnreachable"), what=slot.story)
+    await eventually(lambda: f"1/2 pods serve 1.1 ({lost.name}: Unreachable)" in slot.message(), what=slot.story)
+    worst = slot.object()["status"]["pods"][0]
+    assert (worst["name"], worst["state"]) == (lost.name, "Unreachable")
+    slot.delete_pod(lost)
+    await slot.ready_at(V11)
+
+
+async def test_a_pod_that_refuses_the_token_is_engine_denied(slot: Slot) -> None:
+    await prepared(slot)
+    slot.pods[0].sidecar.audience = "somebody-else"
+    await eventually(lambda: slot.condition("Ready") == ("Unknown", "EngineDenied"), what=slot.story)
+    assert "--allowed-subject" in slot.message()
+    slot.pods[0].sidecar.audience = slot.pods[0].uid
+    await slot.ready_at(V10)
+
+
+async def test_a_new_pod_counts_once_ready_and_is_brought_along(slot: Slot) -> None:
+    await prepared(slot)
+    slot.bump(V11)
+    await slot.ready_at(V11)
+    late = await slot.add_pod(V10, ready=False)
+    await eventually(lambda: slot.object()["status"]["podCounts"]["excluded"] == 1, what=slot.story)
+    assert slot.condition("Ready") == ("True", "Succeeded")
+    slot.set_ready(late, True)
+    await eventually(lambda: slot.serving() == ["1.1"] * 3, what=slot.story)
+    await slot.ready_at(V11)
+
+
+async def test_deletion_releases_and_recreation_goes_on_above(slot: Slot) -> None:
+    await prepared(slot)
+    slot.bump(V11)
+    await slot.ready_at(V11)
+    before = slot.assignment()
+    assert before is not None
+    slot.delete()
+    await eventually(lambda: (found := slot.assignment()) is not None and found.released)
+    released = slot.assignment()
+    assert released is not None
+    assert released.revision > before.revision
+    assert released.stable == before.stable
+    assert slot.serving() == ["1.1", "1.1"]
+    for pod in slot.pods:  # what a sidecar does when its mounted assignment is marked as released
+        assert pod.sidecar.accepted is not None
+        pod.sidecar.accepted = type(pod.sidecar.accepted)(revision=released.revision, epoch=1, released=True)
+    slot.create(V10)
+    await slot.ready_at(V10)
+    again = slot.assignment()
+    assert again is not None
+    assert again.revision > released.revision
+    assert (again.released, again.owner_uid) == (False, slot.object()["metadata"]["uid"])
+
+
+async def test_no_pods_waits_and_scaled_to_zero_is_ready(slot: Slot) -> None:
+    slot.create(V10, rollout={"progressDeadlineSeconds": 1})
+    await eventually(lambda: slot.condition("Reconciling") == ("True", "WaitingForPods"), what=slot.story)
+    await slot.stalled("ProgressDeadlineExceeded")
+    pod = await slot.add_pod(V10)
+    await slot.ready_at(V10)
+    slot.delete_pod(pod)
+    await eventually(lambda: slot.condition("Ready") == ("True", "ScaledToZero"), what=slot.story)
+
+
+async def test_nothing_is_written_in_steady_state(slot: Slot, operator: OperatorProcess) -> None:
+    await prepared(slot)
+    slot.bump(V11)
+    await slot.ready_at(V11)
+    versions = set()
+    asked = len(slot.pods[0].sidecar.calls)
+    # Two resyncs at least: each asks every pod.
+    while len(slot.pods[0].sidecar.calls) < asked + 2:
+        versions.add(slot.object()["metadata"]["resourceVersion"])
+        await asyncio.sleep(0.1)
+    versions.add(slot.object()["metadata"]["resourceVersion"])
+    assert len(versions) == 1
+
+
+async def test_the_operator_killed_in_the_middle_ends_where_it_would_have(
+    slot: Slot, operator: OperatorProcess
+) -> None:
+    await prepared(slot, 3)
+    slot.pods[1].sidecar.hold_at = SwapState.STAGED
+    slot.bump(V11)
+    await eventually(lambda: len(slot.pods[1].sidecar.swaps) == 1, what=slot.story)
+    epoch = slot.pods[1].sidecar.swaps[0].fence.epoch
+    operator.kill()
+    slot.pods[1].sidecar.go.set()
+    operator.start()
+    await slot.ready_at(V11)
+    assert [len(p.sidecar.swaps) for p in slot.pods] == [1, 1, 1]
+    assert slot.pods[2].sidecar.swaps[0].fence.epoch == epoch + 1
+
+
+async def test_deleted_while_the_operator_was_down(slot: Slot, operator: OperatorProcess) -> None:
+    await prepared(slot)
+    operator.stop()
+    slot.delete()
+    operator.start()
+    await eventually(lambda: (found := slot.assignment()) is not None and found.released)
+
+
+async def test_adapters_get_an_honest_no(operator: OperatorProcess, rest: Rest, slot: Slot) -> None:
+    name = f"adapter-of-{slot.name}"
+    path = f"/apis/{GROUP_VERSION}/namespaces/{slot.namespace}/loraadapters"
+    rest.call("POST", path, lora_adapter(name)).accepted()
+
+    def conditions() -> dict[str, tuple[str, str]]:
+        status = rest.call("GET", f"{path}/{name}").accepted().get("status", {})
+        return {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", [])}
+
+    found = await eventually(conditions)
+    assert found == {"Ready": ("False", "NotYetSupported"), "Stalled": ("True", "NotYetSupported")}
+
+
+async def test_probes_and_metrics(slot: Slot, operator: OperatorProcess) -> None:
+    await prepared(slot, 1)
+    assert operator.get("/livez") == (200, "ok")
+    assert operator.get("/readyz") == (200, "ok")
+    status, page = operator.get("/metrics")
+    assert status == 200
+    assert re.search(r'modelswap_reconcile_total\{kind="ModelVersion",result="success"\} [1-9]', page)
+    assert "modelswap_leader 1.0" in page
+    assert 'modelswap_watch_last_event_timestamp_seconds{resource="pods"}' in page
+    assert slot.name not in page
+    assert not re.findall(r".*Traceback.*", operator.log())

@@ -1,0 +1,170 @@
+"""Pods that exist in the API server only, each with a sidecar of `fake_sidecar` on loopback behind it.
+
+A stand-in for kubelet and engine: it makes the Pod object, writes the status a kubelet would write, and serves the
+control port that the pod's container port named `modelswap` points to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from modelswap_engine.protocol.codec import decode
+from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, VersionRef
+from tests.support.custom import GROUP_VERSION, model_version
+from tests.support.fake_sidecar import Content, FakeSidecar
+from tests.support.rest import Rest
+
+T = TypeVar("T")
+MERGE = "application/merge-patch+json"
+PATIENCE_SECONDS = 90.0
+
+
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+def ref(version: str, letter: str) -> VersionRef:
+    return VersionRef(version=version, uri=f"file:///models/{version}", digest=digest(letter))
+
+
+@dataclass
+class FakePod:
+    """One pod and its sidecar."""
+
+    name: str
+    uid: str
+    sidecar: FakeSidecar
+
+
+class Slot:
+    """One ModelVersion and its pods in one namespace of a real API server."""
+
+    def __init__(self, rest: Rest, *, namespace: str, name: str, contents: dict[str, Content]) -> None:
+        self._rest = rest
+        self.namespace = namespace
+        self.name = name
+        self.contents = contents
+        self.pods: list[FakePod] = []
+
+    # Pods
+
+    async def add_pod(self, serving: VersionRef | None, *, ready: bool = True, secured: bool = True) -> FakePod:
+        sidecar = FakeSidecar(pod_uid="", contents=self.contents, live=serving)
+        port = await sidecar.start("127.0.0.1", 0)
+        name = f"{self.name}-{len(self.pods) + 1}"
+        body = {
+            "metadata": {"name": name, "labels": {"modelswap.dev/slot": self.name}},
+            "spec": {
+                "nodeName": "node-1",
+                "containers": [
+                    {
+                        "name": "engine",
+                        "image": "none",
+                        "ports": [{"name": "modelswap", "containerPort": port}],
+                    }
+                ],
+            },
+        }
+        made = self._rest.call("POST", self._core("pods"), body).accepted()
+        sidecar.pod_uid = made["metadata"]["uid"]
+        sidecar.audience = sidecar.pod_uid if secured else None
+        pod = FakePod(name, sidecar.pod_uid, sidecar)
+        self.pods.append(pod)
+        self.set_ready(pod, ready)
+        return pod
+
+    def set_ready(self, pod: FakePod, ready: bool) -> None:
+        status = {
+            "phase": "Running",
+            "podIP": "127.0.0.1",
+            "podIPs": [{"ip": "127.0.0.1"}],
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        }
+        self._rest.call("PATCH", f"{self._core('pods')}/{pod.name}/status", {"status": status}, content=MERGE).accepted()
+
+    def delete_pod(self, pod: FakePod) -> None:
+        self._rest.call("DELETE", f"{self._core('pods')}/{pod.name}", {"gracePeriodSeconds": 0}).accepted()
+        self.pods.remove(pod)
+
+    async def close(self) -> None:
+        for pod in self.pods:
+            await pod.sidecar.stop()
+
+    # The ModelVersion
+
+    def create(self, version: VersionRef, **spec: Any) -> dict[str, Any]:
+        source = {"source": {"uri": version.uri}, "version": version.version}
+        thing = model_version(self.name, **(source | spec))
+        return self._rest.call("POST", self._list(), thing).accepted()
+
+    def patch(self, **spec: Any) -> None:
+        self._rest.call("PATCH", f"{self._list()}/{self.name}", {"spec": spec}, content=MERGE).accepted()
+
+    def bump(self, version: VersionRef, *, pin: str | None = None) -> None:
+        self.patch(version=version.version, source={"uri": version.uri, "digest": pin})
+
+    def delete(self) -> None:
+        self._rest.call("DELETE", f"{self._list()}/{self.name}").accepted()
+
+    # What is to be seen
+
+    def object(self) -> dict[str, Any]:
+        return self._rest.call("GET", f"{self._list()}/{self.name}").accepted()
+
+    def condition(self, kind: str) -> tuple[str, str] | None:
+        """Return (status, reason) of a condition that speaks of the present generation."""
+        thing = self.object()
+        for found in thing.get("status", {}).get("conditions", []):
+            if found["type"] == kind and found["observedGeneration"] == thing["metadata"]["generation"]:
+                return found["status"], found["reason"]
+        return None
+
+    def message(self) -> str:
+        conditions = self.object()["status"]["conditions"]
+        return str(next(c["message"] for c in conditions if c["type"] == "Ready"))
+
+    def assignment(self) -> Assignment | None:
+        answer = self._rest.call("GET", f"{self._core('configmaps')}/modelswap-{self.name}")
+        return decode(answer.body["data"][ASSIGNMENT_KEY], Assignment) if answer.status == 200 else None
+
+    def events(self) -> list[tuple[str, str]]:
+        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+        items = self._rest.call("GET", path).accepted()["items"]
+        return [(e["reason"], e["note"]) for e in items if e["regarding"].get("name") == self.name]
+
+    def serving(self) -> list[str]:
+        return [p.sidecar.live.version if p.sidecar.live else "" for p in self.pods]
+
+    async def ready_at(self, version: VersionRef) -> None:
+        await eventually(lambda: self.condition("Ready") == ("True", "Succeeded"), what=self.story)
+        assert self.serving() == [version.version] * len(self.pods)
+
+    async def stalled(self, reason: str) -> None:
+        await eventually(lambda: self.condition("Stalled") == ("True", reason), what=self.story)
+
+    def story(self) -> str:
+        status = self.object().get("status", {})
+        lines = [f"{c['type']}={c['status']} {c['reason']}: {c['message']}" for c in status.get("conditions", [])]
+        return "\n".join([*lines, f"pods serve {self.serving()}", f"events {self.events()}"])
+
+    def _core(self, plural: str) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/{plural}"
+
+    def _list(self) -> str:
+        return f"/apis/{GROUP_VERSION}/namespaces/{self.namespace}/modelversions"
+
+
+async def eventually(
+    check: Callable[[], T], *, what: Callable[[], str] = lambda: "", seconds: float = PATIENCE_SECONDS
+) -> T:
+    """Return the first true answer of a check; fail with the story so far when there is none in time."""
+    ends = time.monotonic() + seconds
+    while not (found := check()):
+        if time.monotonic() > ends:
+            raise AssertionError(f"not within {seconds:.0f} s\n{what()}")
+        await asyncio.sleep(0.05)
+    return found
