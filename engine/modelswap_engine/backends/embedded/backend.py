@@ -35,7 +35,6 @@ class EmbeddedBackend:
 
     Args:
         settings: sizes and bounds.
-        on_lost: told when a worker died on its own, after its streams have ended.
         environ: environment of the workers; by default this process's.
     """
 
@@ -43,11 +42,9 @@ class EmbeddedBackend:
         self,
         settings: EmbeddedSettings,
         *,
-        on_lost: Callable[[str], None] = lambda message: None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._settings = settings
-        self._on_lost = on_lost
         self._environ = os.environ if environ is None else environ
         self._streams = Streams()
         self._workers: list[WorkerProcess] = []
@@ -70,7 +67,6 @@ class EmbeddedBackend:
     def _lost(self, worker: WorkerProcess, message: str) -> None:
         self._proven.pop(worker.rank, None)
         self._streams.fail_all(message)
-        self._on_lost(message)
 
     async def stop(self) -> None:
         """End every rank; requests still running end with an error."""

@@ -4,6 +4,7 @@ It answers, it never raises: what goes wrong is in the reply. It knows no socket
 """
 
 import fnmatch
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -117,6 +118,9 @@ class Rank:
         generator, self._generator, self._updater = self._generator, None, None
         if generator is not None:
             generator.stop()
+        # The loop and its cache refer to each other; without this the old model would still be there beside the new.
+        del generator
+        gc.collect()
 
     def stage(self, order: Stage | StageRetained) -> Reply:
         """Stage in a thread of its own that gives way to decoding; :meth:`cancel_staging` stops it."""
