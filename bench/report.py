@@ -1,0 +1,186 @@
+"""Ratios and tables from what was measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from rich.table import Table
+
+from bench.measure import ModelResult, SwapRow
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A straight line through points: ``y = intercept + slope * x``."""
+
+    slope: float
+    intercept: float
+
+
+class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the run says, as ratios; None where it was not measured.
+
+    Attributes:
+        commit_window_per_gigabyte: growth of the window with model size for the same changed tensors, µs per GB.
+        commit_window_largest_to_smallest: the window in the largest model by that in the smallest.
+        model_size_ratio: how many times larger the largest model is.
+        swap_seconds_per_changed_gigabyte: growth of the whole swap with changed bytes, in the largest model.
+        reload_to_diff, restart_to_diff: time of the alternatives by that of the diff, in the largest model.
+        outage_restart_to_pause: seconds without service by a restart, by the seconds that the diff paused.
+    """
+
+    commit_window_per_gigabyte: float | None = None
+    commit_window_largest_to_smallest: float | None = None
+    model_size_ratio: float | None = None
+    swap_seconds_per_changed_gigabyte: float | None = None
+    reload_to_diff: float | None = None
+    restart_to_diff: float | None = None
+    outage_restart_to_pause: float | None = None
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Fit:
+    """Return the least-squares line.
+
+    Raises:
+        ValueError: fewer than two different x.
+    """
+    if len({x for x, _ in points}) < 2:
+        raise ValueError("a line needs two points with different x")
+    count = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+    above = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    slope = above / sum((x - mean_x) ** 2 for x, _ in points)
+    return Fit(slope=slope, intercept=mean_y - slope * mean_x)
+
+
+def ratios(results: Sequence[ModelResult]) -> Ratios:
+    """Return the ratios of a run."""
+    ordered = sorted(results, key=lambda result: result.nbytes)
+    found = Ratios()
+    if ordered and (last := ordered[-1].alternatives) is not None:
+        found = msgspec.structs.replace(
+            found,
+            reload_to_diff=last.full_reload_seconds / last.diff_swap_seconds,
+            restart_to_diff=last.process_restart_seconds / last.diff_swap_seconds,
+            outage_restart_to_pause=last.process_restart_seconds / last.diff_pause_seconds,
+        )
+    if ordered and len(ordered[-1].swaps) > 1:
+        times = fit([(row.changed_bytes / 1e9, row.swap_seconds) for row in ordered[-1].swaps])
+        found = msgspec.structs.replace(found, swap_seconds_per_changed_gigabyte=times.slope)
+    windows = _windows(ordered)
+    if len(windows) > 1:
+        found = msgspec.structs.replace(
+            found,
+            commit_window_per_gigabyte=fit(windows).slope,
+            commit_window_largest_to_smallest=windows[-1][1] / windows[0][1],
+            model_size_ratio=windows[-1][0] / windows[0][0],
+        )
+    return found
+
+
+def _windows(ordered: Sequence[ModelResult]) -> list[tuple[float, float]]:
+    """Return (model GB, commit window in µs) for the most tensors that every model could change."""
+    measured = [result for result in ordered if result.swaps]
+    if not measured:
+        return []
+    common = min(max(row.tensors for row in result.swaps) for result in measured)
+    return [(result.nbytes / 1e9, _row(result, common).commit_window_microseconds) for result in measured]
+
+
+def _row(result: ModelResult, tensors: int) -> SwapRow:
+    return next(row for row in result.swaps if row.tensors == tensors)
+
+
+def tables(results: Sequence[ModelResult]) -> Iterator[Table]:
+    """Yield one table for each kind of measurement that was made."""
+    if any(result.swaps for result in results):
+        yield _swap_table(results)
+    if any(result.alternatives for result in results):
+        yield _alternatives_table(results)
+    if any(result.memory for result in results):
+        yield _memory_table(results)
+
+
+def _swap_table(results: Sequence[ModelResult]) -> Table:
+    table = _table(
+        "Swaps of k tensors while a request runs (medians)",
+        "model", "k", "changed", "stop latency", "commit window", "longest", "whole swap",
+    )  # fmt: skip
+    for result in results:
+        for row in result.swaps:
+            table.add_row(
+                _gigabytes(result.nbytes),
+                str(row.tensors),
+                _megabytes(row.changed_bytes),
+                f"{1000 * row.stop_latency_seconds:.1f} ms",
+                f"{row.commit_window_microseconds:.0f} µs",
+                f"{row.commit_window_longest_microseconds:.0f} µs",
+                f"{row.swap_seconds:.2f} s",
+            )
+    return table
+
+
+def _alternatives_table(results: Sequence[ModelResult]) -> Table:
+    table = _table(
+        "The same change by other means",
+        "model", "diff swap", "service pauses", "full reload in place", "process restart (no service)",
+    )  # fmt: skip
+    for result in results:
+        if (row := result.alternatives) is None:
+            continue
+        table.add_row(
+            _gigabytes(result.nbytes),
+            f"{row.diff_swap_seconds:.2f} s",
+            f"{1000 * row.diff_pause_seconds:.1f} ms",
+            f"{row.full_reload_seconds:.2f} s ({row.full_reload_seconds / row.diff_swap_seconds:.0f} ×)",
+            f"{row.process_restart_seconds:.2f} s ({row.process_restart_seconds / row.diff_swap_seconds:.0f} ×)",
+        )
+    return table
+
+
+def _memory_table(results: Sequence[ModelResult]) -> Table:
+    table = _table(
+        "Memory of the worker",
+        "model", "KV cache", "overhead", "RSS", "changed", "staged", "RSS then", "previous", "RSS then",
+    )  # fmt: skip
+    for result in results:
+        if (row := result.memory) is None:
+            continue
+        numbers = (
+            row.model, row.kv_cache, row.overhead, row.rss, row.changed, row.staged, row.rss_while_staged, row.previous,
+            row.rss_with_previous,
+        )  # fmt: skip
+        table.add_row(*(_megabytes(number) for number in numbers))
+    return table
+
+
+def lines(found: Ratios) -> Iterator[str]:
+    """Say the ratios."""
+    if found.commit_window_largest_to_smallest is not None and found.model_size_ratio is not None:
+        yield (
+            f"commit window: {found.commit_window_per_gigabyte or 0:+.0f} µs for each GB of model; "
+            f"{found.commit_window_largest_to_smallest:.2f} × in a model {found.model_size_ratio:.0f} × larger"
+        )
+    if found.swap_seconds_per_changed_gigabyte is not None:
+        yield f"whole swap: {found.swap_seconds_per_changed_gigabyte:.1f} s for each GB that changed (largest model)"
+    if found.reload_to_diff is not None:
+        yield f"full reload in place: {found.reload_to_diff:.1f} × the time of the diff (largest model)"
+        yield (
+            f"process restart: {found.restart_to_diff or 0:.1f} × the time of the diff, and "
+            f"{found.outage_restart_to_pause or 0:.0f} × as long without service (largest model)"
+        )
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    return table
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
