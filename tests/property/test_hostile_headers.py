@@ -44,7 +44,7 @@ def test_the_unharmed_file_is_accepted() -> None:
     check(GOOD)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(edits=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_edited_bytes(edits: list[tuple[int, int]]) -> None:
     file = bytearray(GOOD)
@@ -74,7 +74,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     header=st.dictionaries(st.text(max_size=3), st.one_of(ENTRY, ENTRY, JUNK), max_size=3), data=st.binary(max_size=16)
 )

@@ -34,7 +34,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 CHECKPOINTS = st.dictionaries(NAMES, tensors(), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(content=CHECKPOINTS, shards=st.integers(1, 4), order=st.randoms(use_true_random=False), note=st.text(max_size=5))
 def test_sharding_order_and_metadata_do_not_count(content, shards, order, note) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(content.items())
@@ -94,13 +94,13 @@ def apply(live: Manifest, change: Diff, target: Manifest) -> Manifest:
     return make_manifest(entries, sides, architecture=target.architecture)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(live=manifest_values(), target=manifest_values())
 def test_applying_a_diff_gives_the_target(live: Manifest, target: Manifest) -> None:
     assert apply(live, diff(live, target), target).digest == target.digest
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(live=manifest_values(), target=manifest_values())
 def test_diff_names_nothing_that_is_equal(live: Manifest, target: Manifest) -> None:
     found = diff(live, target)
@@ -124,7 +124,7 @@ def test_a_manifest_survives_its_file(value: Manifest) -> None:
     assert manifests.encode(manifests.decode(data)) == data
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(value=manifest_values(), data=st.data())
 def test_a_damaged_manifest_file_is_refused_or_means_the_same(value: Manifest, data: st.DataObject) -> None:
     good = bytearray(manifests.encode(value))
