@@ -71,8 +71,9 @@ def checkpoint(**changed: bytes) -> FakeCheckpoint:
 class World:
     """One pod: what survives its process, and the process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **bounds: float) -> None:
         self.folder = folder
+        self.bounds = bounds
         self.clock = ManualClock()
         self.sources = FakeSources()
         self.backend = FakeBackend(read=self.sources.read)
@@ -105,6 +106,7 @@ class World:
                 boot_id=f"front-{self.boots}",
                 propagation_seconds=0,
                 memory_reserve=0,
+                **self.bounds,  # type: ignore[arg-type]
             ),
             listeners=[self.listener],
             memory=Unbounded(),

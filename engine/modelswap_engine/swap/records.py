@@ -56,8 +56,9 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
         """Return the shortest list of records with this meaning."""
         found: list[Record] = [Template(uri=self.template)] if self.template else []
         found += [Outcome(status=status) for status in self.outcomes]
-        found += [record for record in (self.accepted, self.intent) if record is not None]
-        return (*found, Served(version=self.served)) if self.served is not None else tuple(found)
+        found += [self.accepted] if self.accepted is not None else []
+        found += [Served(version=self.served)] if self.served is not None else []
+        return (*found, self.intent) if self.intent is not None else tuple(found)
 
 
 def fold(state: JournalState, record: Record) -> JournalState:
@@ -69,7 +70,7 @@ def fold(state: JournalState, record: Record) -> JournalState:
         case Intent():
             return replace(state, intent=record)
         case Served():
-            return replace(state, served=record.version)
+            return replace(state, served=record.version, intent=None)  # whatever was in doubt is decided
         case Template():
             return replace(state, template=record.uri)
         case Outcome():

@@ -40,7 +40,7 @@ class Transaction:
         self._old: Version | None = None
         self._new: Version | None = None
         self._staged = False
-        self._revived = False
+        self._touched = False
 
     async def run(self) -> None:
         """Go through the whole transaction; never raises but for cancellation at shutdown."""
@@ -57,7 +57,7 @@ class Transaction:
         self._leave()
         await core.forget(*held, *([self._new.digest] if self._new is not None else []))
         await core.finish(operation, state, error=error.body() if error is not None else None)
-        if state.succeeded and self._staged:
+        if self._touched:
             core.spawn(audit(core))
 
     async def _steps(self) -> None:
@@ -134,6 +134,7 @@ class Transaction:
         operation.check()
         await core.engine.pause(operation.id)
         operation.check()
+        self._touched = True
         operation.advance(_S.COMMITTING, stop_latency_seconds=window.seconds, **self._counted(policy))
         replies = await core.engine.commit(operation.id, policy)
         operation.advance(_S.COMMITTED, **_committed(replies, policy))

@@ -162,6 +162,10 @@ def test_a_folder_that_cannot_be_written_is_a_typed_error(tmp_path):
         Journal.open(tmp_path / "file" / "journal")
 
 
+def test_what_is_served_decides_whatever_was_in_doubt():
+    assert folded([RECORDS[3], Served(version=A)]).intent is None
+
+
 def test_an_outcome_closes_only_its_own_intent():
     state = folded([RECORDS[3], outcome("another")])
     assert state.intent is not None
