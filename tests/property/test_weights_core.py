@@ -118,6 +118,16 @@ def test_any_history_leaves_exactly_one_version_live(tmp_path_factory: pytest.Te
         bench.check()
 
 
+@pytest.mark.parametrize("failure", ["undone", "torn"])
+def test_after_a_rollback_the_version_retained_before_is_retained_again(bench: _Bench, failure: str) -> None:
+    first = bench.live
+    _apply(bench, "swap", [("q", "k", "v"), ("norm",)], 1)
+    _apply(bench, failure, [("norm",), ("embed",)], 2)
+    _apply(bench, "back", [], 0)
+    assert bench.live is first
+    bench.check()
+
+
 def test_half_a_fused_parameter_is_refused(bench: _Bench) -> None:
     version, _ = bench.next_version([("q", "k", "v")], 7)
     with pytest.raises(IncompatibleModel, match="tensor k is missing"):

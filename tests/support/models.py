@@ -162,7 +162,7 @@ class Pair:
 
 
 def disjoint_pair(root: Path, *, layers: int = 3, hidden: int = 64, dtype: str = "float32", seed: int = 0) -> Pair:
-    """Write ``root/v1`` and ``root/v2``; they differ in the last layer, the final norm and the output head.
+    """Write ``root/v1`` and ``root/v2``; they differ in the first and last layer, the norm and the head.
 
     The first coordinate of the residual stream is a constant that no layer writes to, so the output head can push
     the logits of any set of tokens down by about a hundred whatever the input.
@@ -176,7 +176,14 @@ def disjoint_pair(root: Path, *, layers: int = 3, hidden: int = 64, dtype: str =
     _allow_only(tensors["lm_head.weight"], LOWER)
     _rewrite(old, tensors)
     last = f"model.layers.{layers - 1}.mlp."
-    changed = (f"{last}down_proj.weight", f"{last}gate_proj.weight", "model.norm.weight", "lm_head.weight")
+    # The first layer too: it changes the keys and values of all later ones, so that a stale cache page shows.
+    changed = (
+        "model.layers.0.mlp.up_proj.weight",
+        f"{last}down_proj.weight",
+        f"{last}gate_proj.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    )
     new = write_variant(old, root / "v2", changed, seed=seed + 1)
     fresh = load_file(new / WEIGHTS)
     fresh[f"{last}down_proj.weight"][0] = 0.0
