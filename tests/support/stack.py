@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ class Slot:
             "drainSeconds": 20,
             "service": {"type": "NodePort" if node_port else "ClusterIP", "nodePort": node_port},
             "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
+            "podAnnotations": {"builtFor": str(uuid.uuid4())},  # the image's tag is always the same
             "extraEnv": [{"name": key, "value": value} for key, value in (env or {}).items()],
             "extraVolumes": [{"name": "site", "hostPath": {"path": "/opt/modelswap/site", "type": "Directory"}}],
             "extraVolumeMounts": [{"name": "site", "mountPath": "/opt/modelswap/site", "readOnly": True}],
@@ -346,14 +348,13 @@ def kubectl_program() -> str:
 
 def install_operator(cluster: Cluster) -> None:
     """Install the operator's chart from this checkout and wait until it is ready."""
+    chart = str(REPOSITORY / "charts/modelswap")
+    # The tag is the same for every build: the annotation makes pods of an older build go.
     cluster.helm(
-        "upgrade", "--install", "modelswap", str(REPOSITORY / "charts/modelswap"), "--namespace", OPERATOR_NAMESPACE,
-        "--create-namespace", "--set", "image.repository=modelswap/operator", "--set", "image.tag=dev",
-        "--set", "image.pullPolicy=Never", "--wait", "--timeout=3m",
+        "upgrade", "--install", "modelswap", chart, "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
+        "--set=image.repository=modelswap/operator", "--set=image.tag=dev", "--set=image.pullPolicy=Never",
+        f"--set-string=podAnnotations.builtFor={uuid.uuid4()}", "--wait", "--timeout=3m",
     )  # fmt: skip
-    # The tag is the same for every build: pods of an older build must go.
-    cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "restart", "deployment")
-    cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment", WAIT)
 
 
 def kill_operator(cluster: Cluster) -> None:

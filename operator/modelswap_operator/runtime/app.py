@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import kopf
 import structlog
+from kopf._core.engines.peering import Identity
 
 from modelswap_operator.effects.engine_client import EngineClient
 from modelswap_operator.effects.events import EventWriter
@@ -151,6 +152,8 @@ class Operator:
             registry=wiring.registry(wake=supervisor.wake, seen=self.metrics.seen),
             settings=wiring.settings(),
             standalone=True,
+            # kopf would ask for the name of the user, and a container's user has none.
+            identity=Identity(self._settings.pod_name),
             clusterwide=not self._settings.namespaces,
             namespaces=self._settings.namespaces,
             stop_flag=stop,
