@@ -1,8 +1,8 @@
 """An engine in memory: it stands in for a real one in unit tests of the swap, and nowhere else.
 
-It is faithful where the swap depends on it: it holds the bytes of every tensor, proves them by hash, keeps what a commit
-replaced, forgets everything when it dies, and notes every call that the order of the port forbids. It can be told to
-fail, die, hang or lie at any step.
+It is faithful where the swap depends on it: it holds the bytes of every tensor, proves them by hash, keeps what a
+commit replaced, forgets everything when it dies, and notes every call that the order of the port forbids. It can be
+told to fail, die, hang or lie at any step.
 """
 
 import asyncio

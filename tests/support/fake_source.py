@@ -35,9 +35,7 @@ class FakeCheckpoint:
             )
             for name, data in self.tensors.items()
         }
-        side = {
-            name: side_file(name, data) for name, data in self.side.items()
-        }
+        side = {name: side_file(name, data) for name, data in self.side.items()}
         return make_manifest(entries, side, architecture=self.architecture)
 
     @property

@@ -114,9 +114,7 @@ class World:
         )
 
     async def start(self) -> None:
-        await self.clock.run(
-            self.coordinator.start(self.template, self.assignment, reread=lambda: self.assignment)
-        )
+        await self.clock.run(self.coordinator.start(self.template, self.assignment, reread=lambda: self.assignment))
 
     async def stop(self) -> None:
         await self.clock.run(self.coordinator.stop())
@@ -182,7 +180,5 @@ def request(
 
 async def last(coordinator: Coordinator, operation_id: str) -> SwapStatus:
     """Return the terminal status."""
-    status = coordinator.operation(operation_id)
-    async for status in coordinator.watch(operation_id):
-        pass
-    return status
+    seen = [status async for status in coordinator.watch(operation_id)]
+    return seen[-1]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from modelswap_engine.backends.port import Hashes
 from modelswap_engine.checkpoint.manifest import Manifest
-from modelswap_engine.protocol.errors import DigestMismatch, ModelswapError, WorkerLost
+from modelswap_engine.protocol.errors import Busy, DigestMismatch, ModelswapError, WorkerLost
 from modelswap_engine.protocol.messages import AuditState, CheckResult, TensorCheck
 from modelswap_engine.swap import recovery
 from modelswap_engine.swap.core import Core, log
@@ -36,9 +36,11 @@ async def check(core: Core, version: Version, pattern: str) -> CheckResult:
     """Re-hash live tensors; a mismatch quarantines the engine. The caller has the mutex.
 
     Raises:
+        Busy: a swap or a recovery came first.
         ModelswapError: the engine could not answer.
     """
-    hashes = await core.engine.hashes(pattern)
+    with core.preemptible() as preempted:
+        hashes = await core.engine.hashes(pattern, unless=preempted)
     mismatched = compare(version.manifest, hashes, groups=core.engine.groups(), pattern=pattern)
     if mismatched:
         first = mismatched[0]
@@ -60,19 +62,35 @@ async def check(core: Core, version: Version, pattern: str) -> CheckResult:
     )
 
 
-async def audit(core: Core) -> None:
-    """Re-hash everything in the background and remember the result."""
+def audit(core: Core) -> None:
+    """Re-hash everything in the background and remember the result; one at a time, giving way to swaps."""
+    if not core.audit_pending:
+        core.audit_pending = True
+        core.spawn(_audit(core))
+
+
+async def _audit(core: Core) -> None:
+    try:
+        while await _preempted(core):
+            pass  # whoever came first is before us in the line for the mutex
+    finally:
+        core.audit_pending = False
+
+
+async def _preempted(core: Core) -> bool:
     async with core.mutex:
         version = core.live
         if version is None:
-            return
+            return False
         try:
             result = await check(core, version, "*")
+        except Busy:
+            return True
         except ModelswapError as error:
             log.warning("the audit of %s could not be made: %s", version.digest, error.message)
             if isinstance(error, WorkerLost):
                 await recovery.revive(core, version, operation_id="audit")
-            return
+            return False
         core.audit = AuditState(
             digest=version.digest,
             ok=result.ok,
@@ -83,3 +101,4 @@ async def audit(core: Core) -> None:
             finished_at=core.clock.timestamp(),
         )
         core.touch()
+        return False

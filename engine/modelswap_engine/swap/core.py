@@ -6,13 +6,14 @@ of the state's entity tag.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from modelswap_engine.backends.port import Backend
-from modelswap_engine.protocol.errors import ErrorBody, ModelswapError, NotReady
+from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady
 from modelswap_engine.protocol.messages import AuditState, MemoryState, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.sources.port import Resolved
@@ -85,6 +86,7 @@ class Core:
         self.stopping = False
         self.memory = MemoryState()
         self.audit: AuditState | None = None
+        self.audit_pending = False
         self.completed = 0
         self.restarts = 0
         self.seq = 1
@@ -92,6 +94,7 @@ class Core:
         self.probed = asyncio.Event()
         self._probe = memory
         self.offload = offload
+        self._reading: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         gate.on_change(self.touch)
 
@@ -124,6 +127,21 @@ class Core:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @contextmanager
+    def preemptible(self) -> Iterator[asyncio.Future[None]]:
+        """Mark a long reading of live tensors: the future gets an exception when somebody needs the engine."""
+        self._reading = asyncio.get_running_loop().create_future()
+        try:
+            yield self._reading
+        finally:
+            self._reading = None
+
+    def preempt(self) -> None:
+        """A swap or a recovery waits for the mutex: whoever only reads must give way."""
+        if self._reading is not None and not self._reading.done():
+            self._reading.set_exception(Busy("a swap or a recovery came first", advice="try again when it has ended"))
+            self._reading.exception()  # looked at: nobody may be waiting, and that is fine
 
     async def record(self, *records: Record) -> None:
         """Write to the journal without blocking the event loop."""

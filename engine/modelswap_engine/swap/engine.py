@@ -88,9 +88,9 @@ class Engine:
         """Drop what is staged, and the retained previous version if asked."""
         await self._short("release", operation_id, self._backend.release(operation_id, previous=previous))
 
-    async def hashes(self, pattern: str) -> Hashes:
-        """Re-hash live tensors."""
-        return await self._bounded("hashes", self._backend.hashes(pattern), self._settings.hash_seconds)
+    async def hashes(self, pattern: str, *, unless: asyncio.Future[None]) -> Hashes:
+        """Re-hash live tensors; given up when ``unless`` says so."""
+        return await self._bounded("hashes", self._backend.hashes(pattern), self._settings.hash_seconds, unless=unless)
 
     async def memory(self) -> MemoryState:
         """Say where the memory is."""

@@ -93,5 +93,6 @@ async def _begin(core: Core, operation: Operation, request: SwapRequest) -> None
 
 
 async def _run(core: Core, operation: Operation, request: SwapRequest) -> None:
+    core.preempt()
     async with core.mutex:
         await Transaction(core, operation, request).run()

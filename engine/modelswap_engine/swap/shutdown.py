@@ -35,5 +35,6 @@ async def _empty(core: Core) -> None:
     await core.clock.sleep(core.settings.propagation_seconds)
     refuse(core)
     await core.lock.idle(Scope.ALL)
+    core.preempt()
     async with core.mutex:  # a swap past its point of return has ended
         return

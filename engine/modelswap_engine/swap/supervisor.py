@@ -92,6 +92,7 @@ class Supervisor:
         operation = core.operations.current
         if operation is not None and operation.status.state.reversible:
             operation.interrupt(WorkerLost("a worker died", advice="it is restarted; try again"))
+        core.preempt()
         async with core.mutex:
             if core.live is not None and not core.engine.healthy:
                 await recovery.revive(core, core.live, operation_id=f"revive-{core.settings.boot_id}-{core.restarts}")

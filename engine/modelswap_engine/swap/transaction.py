@@ -58,7 +58,7 @@ class Transaction:
         await core.forget(*held, *([self._new.digest] if self._new is not None else []))
         await core.finish(operation, state, error=error.body() if error is not None else None)
         if self._touched:
-            core.spawn(audit(core))
+            audit(core)
 
     async def _steps(self) -> None:
         self._operation.check()

@@ -290,6 +290,31 @@ async def test_a_check_does_not_wait_for_a_swap(world, target):
     await world.ended("op-1")
 
 
+async def test_a_check_gives_way_to_a_swap(world, target):
+    world.backend.faults["hashes"] = Fault.HANG
+    checking = asyncio.ensure_future(world.coordinator.check(CheckRequest()))
+    await world.clock.settle()
+    before = world.clock.now
+    status = await world.swap(target)
+    assert status.state is SwapState.SERVING
+    assert world.clock.now == before
+    assert isinstance(checking.exception(), Busy)
+
+
+async def test_an_audit_gives_way_to_a_swap_and_then_audits_what_is_live(world, target):
+    world.backend.faults["hashes"] = Fault.HANG
+    await world.swap(target)
+    await world.clock.settle()
+    assert world.state.audit is None
+    other = world.publish("1.2", checkpoint(embed=b"E" * 8))
+    before = world.clock.now
+    assert (await world.swap(other, "op-2", revision=2)).state is SwapState.SERVING
+    await world.clock.settle()
+    assert world.clock.now == before
+    assert world.state.audit.digest == other.digest
+    assert world.backend.steps.count("hashes") == 2
+
+
 async def test_a_pause_is_a_lease(world):
     state = await world.coordinator.pause(PauseRequest(lease_id="a", owner="trainer", seconds=5))
     assert (state.gate.open, state.gate.lease_owner, state.gate.lease_seconds_left) == (False, "trainer", 5)

@@ -53,9 +53,7 @@ def test_version_1_says_the_same_in_other_files(tmp_path):
 
 
 def test_version_1_without_a_limit_is_the_machine(tmp_path):
-    group(
-        tmp_path / "fs/memory", memory__limit_in_bytes="9223372036854771712\n", memory__usage_in_bytes=f"{GIB}\n"
-    )
+    group(tmp_path / "fs/memory", memory__limit_in_bytes="9223372036854771712\n", memory__usage_in_bytes=f"{GIB}\n")
     assert probe(tmp_path, "5:memory:/\n").read() == MACHINE
 
 

@@ -109,9 +109,7 @@ async def test_requests_cannot_be_continued_on_another_end_of_text(world):
     assert refused.state is SwapState.ABORTED
     assert refused.error.code == "UnsupportedChange"
     old = await Client(world).arrive()
-    late = await world.swap(
-        target, "op-2", traffic=Traffic(timeout_seconds=1, on_timeout=OnTimeout.RECOMPUTE_REQUESTS)
-    )
+    late = await world.swap(target, "op-2", traffic=Traffic(timeout_seconds=1, on_timeout=OnTimeout.RECOMPUTE_REQUESTS))
     assert late.state is SwapState.ABORTED
     assert "cannot be continued" in late.error.message
     await old.end()

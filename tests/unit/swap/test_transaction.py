@@ -128,6 +128,26 @@ async def test_memory_is_made_by_dropping_the_retained_version(world):
     world.assert_serves(target)
 
 
+async def test_a_version_dropped_for_room_is_not_said_to_be_retained(world):
+    await world.swap(world.publish("1.1", checkpoint(embed=b"E" * 8)))
+    world.backend.limit = 18 + 8 + 4
+    world.backend.faults["stage"] = Fault.LATE_ERROR
+    target = world.publish("1.2", checkpoint(embed=b"F" * 8))
+    assert (await world.swap(target, "op-2", revision=2)).state is SwapState.ABORTED
+    assert world.state.previous is None
+    assert world.backend.previous is None
+
+
+async def test_a_retained_version_that_the_engine_lost_is_read_at_the_next_attempt(world):
+    await world.swap(world.publish("1.1", checkpoint(q=b"QQQQ")))
+    world.backend.previous = None
+    assert (await world.swap(world.template, "op-2", revision=2)).state is SwapState.ABORTED
+    assert world.state.previous is None
+    status = await world.swap(world.template, "op-3", revision=2)
+    assert status.bytes_fetched == 8
+    world.assert_serves(world.template)
+
+
 async def test_too_little_memory_is_refused_in_mib_before_anything_is_touched(world):
     world.backend.limit = 20
     target = world.publish("1.1", checkpoint(embed=b"E" * 8))
