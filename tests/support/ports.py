@@ -28,6 +28,7 @@ MODEL = "tiny"
 TOKEN = "a-token-for-tests"
 POD = "pod-1"
 CONTEXT = 64
+MAX_REQUESTS = 8
 _SPECIAL = "<|end|>"
 _TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}>"
 
@@ -123,7 +124,7 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4) 
         backend=backend,
         resources=resources,
         metrics=metrics,
-        settings=DataSettings(served_model_name=MODEL),
+        settings=DataSettings(served_model_name=MODEL, max_requests=MAX_REQUESTS),
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(coordinator.stop)

@@ -12,7 +12,7 @@ from modelswap_engine.backends.port import FinishReason
 from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.messages import PauseRequest, Traffic, TrafficMode, VersionRef
 from modelswap_engine.protocol.states import SwapState
-from tests.support.ports import CONTEXT, MODEL, Ports
+from tests.support.ports import CONTEXT, MAX_REQUESTS, MODEL, Ports
 from tests.support.scripted_backend import Script
 
 
@@ -298,6 +298,20 @@ async def test_requests_wait_at_the_gate_and_too_many_are_told_when_to_come_back
     assert int(response.headers["Retry-After"]) >= 1
     ports.coordinator._core.gate.end_lease("test")
     assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 4
+
+
+async def test_places_inside_are_bounded(ports: Ports) -> None:
+    release = asyncio.Event()
+    ports.backend.script = Script([release.wait, b"x"])
+    inside = [asyncio.create_task(chat(ports)) for _ in range(MAX_REQUESTS)]
+    while len(ports.backend.asked) < MAX_REQUESTS:
+        await asyncio.sleep(0.01)
+    response = await chat(ports)
+    assert (response.status, (await response.json())["error"]["code"]) == (503, "overloaded")
+    assert response.headers["Retry-After"] == "1"
+    release.set()
+    assert {answer.status for answer in await asyncio.gather(*inside)} == {200}
+    assert (await chat(ports)).status == 200
 
 
 async def test_while_it_leaves_connections_are_closed(ports: Ports) -> None:

@@ -37,6 +37,12 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class Overloaded(Unavailable):
+    """As many requests as may be are inside."""
+
+    code = "overloaded"
+
+
 class Interrupted(Unavailable):
     """The engine ended this generation (worker lost, traffic mode Abort); the same request may succeed now."""
 

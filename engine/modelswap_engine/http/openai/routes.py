@@ -7,8 +7,8 @@ exactly once, however the request ends.
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +19,7 @@ from modelswap_engine.http.bodies import json_response, read_bytes
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai import bodies, requests
 from modelswap_engine.http.openai.answer import Answer
-from modelswap_engine.http.openai.errors import ModelNotFound
+from modelswap_engine.http.openai.errors import ModelNotFound, Overloaded
 from modelswap_engine.http.openai.exchange import Exchange, Outcome
 from modelswap_engine.http.openai.sampling import generate_of
 from modelswap_engine.http.openai.text import TextStream
@@ -43,11 +43,13 @@ class DataSettings:
         served_model_name: the only model name requests may use.
         context_limit: tokens the engine's KV cache can hold for one request.
         write_seconds: how long one write may wait for a client that does not read.
+        max_requests: requests inside at once, waiting ones too; one more is answered "overloaded".
     """
 
     served_model_name: str
     context_limit: int = 2**31
     write_seconds: float = 30.0
+    max_requests: int = 2048
 
 
 class DataPort:
@@ -71,6 +73,8 @@ class DataPort:
         self._settings = settings
         self._clock = clock
         self._wall_clock = wall_clock
+        self._since = int(wall_clock())
+        self._inside = 0
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route table."""
@@ -92,15 +96,31 @@ class DataPort:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Continue a prompt."""
-        raw = await read_bytes(request)
-        requests.refuse_unsupported(raw)
-        return await self._serve(request, decode(raw, requests.CompletionRequest), bodies.Shape(chat=False))
+        with self._place():
+            raw = await read_bytes(request)
+            requests.refuse_unsupported(raw)
+            return await self._serve(request, decode(raw, requests.CompletionRequest), bodies.Shape(chat=False))
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """Answer a conversation."""
-        raw = await read_bytes(request)
-        requests.refuse_unsupported(raw)
-        return await self._serve(request, decode(raw, requests.ChatRequest), bodies.Shape(chat=True))
+        with self._place():
+            raw = await read_bytes(request)
+            requests.refuse_unsupported(raw)
+            return await self._serve(request, decode(raw, requests.ChatRequest), bodies.Shape(chat=True))
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Take one of the places, which bound how many bodies and answers are in memory."""
+        if self._inside >= self._settings.max_requests:
+            raise Overloaded(
+                f"{self._inside} requests are being worked on, more are not taken",
+                advice="try again shortly, or at another replica",
+            )
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
 
     async def _serve(self, request: web.Request, ask: AnyRequest, shape: bodies.Shape) -> web.StreamResponse:
         self._require_model(ask.model)
@@ -157,7 +177,7 @@ class DataPort:
         live = self._coordinator.state().live
         return bodies.ModelCard(
             id=self._settings.served_model_name,
-            created=int(self._wall_clock()),
+            created=self._since,
             version=live.version if live else "",
             digest=live.digest if live else "",
         )
