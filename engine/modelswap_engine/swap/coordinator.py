@@ -7,7 +7,6 @@ composes the one view of everything. How a swap goes is in ``transaction``, how 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.protocol.errors import (
@@ -178,11 +177,6 @@ class Coordinator:
             NotFound: no such operation.
         """
         return self._core.operations.watch(operation_id)
-
-    def directory(self, digest: str) -> Path | None:
-        """Return the folder with the side files of the live or retained version."""
-        core = self._core
-        return next((v.directory for v in (core.live, core.previous) if v is not None and v.digest == digest), None)
 
     async def plan(self, request: PlanRequest) -> Plan:
         """Say what a swap would do; nothing is touched.

@@ -98,7 +98,7 @@ class Journal:
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             os.truncate(self._path, len(whole))
-        for line in whole.splitlines():
+        for line in whole.split(b"\n")[:-1]:
             record = _read(line)
             if record is None:
                 self.damaged += 1

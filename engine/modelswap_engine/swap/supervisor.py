@@ -63,12 +63,12 @@ class Supervisor:
     async def _load(self) -> None:
         core = self._core
         choice = await self._choice()
-        if core.journal.state.template != self._template.uri:
-            await core.record(Template(uri=self._template.uri))
         version = await loader.reload(
             core, choice.target, operation_id=f"load-{core.settings.boot_id}-{self._attempts}"
         )
-        records: list[Record] = [] if choice.adopted is None else [choice.adopted]
+        # Only now: until something is served, a change of the template must be seen again at the next attempt.
+        records: list[Record] = [Template(uri=self._template.uri)]
+        records += [choice.adopted] if choice.adopted is not None else []
         ended = interrupted(core.journal.state, live=version.digest, at=core.clock.timestamp())
         if ended is not None:
             records.insert(0, Outcome(status=ended))

@@ -5,6 +5,10 @@ closes; the intent is on the disk before anything changes; nothing is shown to c
 fails, :mod:`recovery` brings the old version back, and the gate opens again exactly once.
 """
 
+from typing import Final
+
+import msgspec
+
 from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
 from modelswap_engine.protocol.errors import ModelswapError
 from modelswap_engine.protocol.messages import PlanRequest, SwapRequest, VerifyMode
@@ -21,6 +25,7 @@ from modelswap_engine.swap.traffic import Window
 from modelswap_engine.swap.versions import Version
 
 _S = SwapState
+_NAMES_SHOWN: Final = 100  # of changed tensors, in a status; the plan itself names them all
 
 
 class Transaction:
@@ -55,7 +60,7 @@ class Transaction:
         else:
             state = await self._rolled_back(error)
         self._leave()
-        await core.forget(*held, *([self._new.digest] if self._new is not None else []))
+        await recovery.guarded(lambda: core.forget(*held, *([self._new.digest] if self._new is not None else [])))
         await core.finish(operation, state, error=error.body() if error is not None else None)
         if self._touched:
             audit(core)
@@ -71,7 +76,7 @@ class Transaction:
         async with assess(self._core, request, unless=operation.interrupted) as assessment:
             decision, self._new = assessment.decision, assessment.version
             operation.note(
-                plan=decision.plan,
+                plan=msgspec.structs.replace(decision.plan, changed_names=decision.plan.changed_names[:_NAMES_SHOWN]),
                 header_bytes=assessment.header_bytes,
                 target=self._new.ref,
             )
@@ -191,8 +196,8 @@ class Transaction:
         seconds = self._window.reopen()
         if seconds is not None:
             self._operation.note(pause_seconds=seconds)
+        core.closing = False
         if core.reason == "Draining":
-            core.closing = False
             core.healthy()
 
     def _counted(self, policy: RequestPolicy) -> dict[str, int]:

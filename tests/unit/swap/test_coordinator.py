@@ -372,6 +372,26 @@ async def test_old_folders_of_side_files_are_removed(world):
     assert len(list((world.folder / "versions").iterdir())) == 2
 
 
+async def test_folders_that_cannot_be_removed_do_not_keep_an_operation_from_ending(world, target, monkeypatch):
+    async def broken(_):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(world.coordinator._core.store, "prune", broken)
+    assert (await world.swap(target)).state is SwapState.SERVING
+    world.assert_serves(target)
+
+
+async def test_a_status_names_only_some_of_many_changed_tensors(world):
+    many = {f"t{number}": b"x" for number in range(300)}
+    await world.crash()
+    world.template = world.publish("big", checkpoint(**many))
+    await world.start()
+    target = world.publish("big-1", checkpoint(**dict.fromkeys(many, b"y")))
+    status = await world.swap(target)
+    assert status.plan.changed_tensors == 300
+    assert len(status.plan.changed_names) == 100
+
+
 async def test_after_stopping_nothing_is_accepted(world, target):
     await world.clock.run(world.coordinator.drain(1))
     with pytest.raises(NotReady):

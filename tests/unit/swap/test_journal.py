@@ -95,7 +95,7 @@ def test_a_flipped_byte_never_becomes_another_record(tmp_path_factory, data):
     journal.append(*RECORDS)
     journal.close()
     content = bytearray(path.read_bytes())
-    lines = bytes(content).splitlines()
+    lines = bytes(content).split(b"\n")[:-1]
     place = data.draw(st.integers(0, len(content) - 1))
     flip = data.draw(st.integers(1, 255))
     if 10 in (content[place], content[place] ^ flip):

@@ -172,6 +172,20 @@ async def test_a_worker_that_restarted_by_itself_is_not_believed(world):
     assert world.backend.steps.count("load") == 2
 
 
+async def test_another_template_is_not_forgotten_when_it_cannot_be_loaded_at_once(world):
+    await world.start()
+    await world.swap(world.publish("1.1", checkpoint(q=b"QQQQ")), owner="cli")
+    await world.crash()
+    world.template = world.publish("2.0", checkpoint(embed=b"E" * 8))
+    world.sources.errors[world.template.uri] = SourceUnreadable("not mounted yet")
+    await world.start()
+    await world.clock.advance(10)
+    assert world.state.live is None
+    del world.sources.errors[world.template.uri]
+    await world.clock.advance(31)
+    world.assert_serves(world.template)
+
+
 async def test_an_engine_that_does_not_come_up_is_in_the_state(world):
     async def broken():
         raise NotReady("no memory for a worker")

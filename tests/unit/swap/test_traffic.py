@@ -196,6 +196,14 @@ async def test_cancelled_while_it_leaves_the_endpoints_it_is_ready_again(world, 
     world.assert_serves(world.template)
 
 
+async def test_a_worker_lost_while_it_leaves_the_endpoints_leaves_no_trace(world, target):
+    await begin(world, target, traffic=Traffic(peers_ready=1))
+    world.backend.kill()
+    assert (await world.ended("op-1")).state is SwapState.ABORTED
+    assert not world.coordinator.closing
+    world.assert_serves(world.template)
+
+
 async def test_draining_the_process_lets_answers_finish_and_refuses_new_requests(world):
     old = await Client(world).arrive()
     draining = asyncio.ensure_future(world.coordinator.drain(30))
