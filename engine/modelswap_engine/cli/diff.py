@@ -11,7 +11,7 @@ from modelswap_engine.checkpoint.diff import Diff
 from modelswap_engine.checkpoint.diff import diff as compare
 from modelswap_engine.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest
 from modelswap_engine.cli.manifest import Roots, load
-from modelswap_engine.cli.operations import Format, Output
+from modelswap_engine.cli.options import Format, Output
 from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceUnreadable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import check_shipped, hash_contents
 from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
-from modelswap_engine.cli.operations import Format, Output
+from modelswap_engine.cli.options import Format, Output
 from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotFound, SourceUnreadable
 
 app = typer.Typer(help="Write, show and check the manifest of a checkpoint folder.", no_args_is_help=True)
