@@ -95,15 +95,22 @@ class Pod(RuleBasedStateMachine):
 
     @rule(version=versions, fault=faults, traffic=traffics, moment=moments)
     def swap_and_cancel(self, version, fault, traffic, moment):
+        accepted = []
+
         async def cancel(operation_id):
             await self._ticks(moment)
             try:
-                await self.world.coordinator.cancel(operation_id, CancelRequest(fence=self._fence(0, owner="cli")))
+                answer = await self.world.coordinator.cancel(
+                    operation_id, CancelRequest(fence=self._fence(0, owner="cli"))
+                )
             except Busy:
-                assert not self.world.coordinator.operation(operation_id).state.reversible
+                return
+            accepted.extend([] if answer.state.terminal else [operation_id])
 
         self.world.backend.faults |= fault
         self.run(self._swap(version, traffic, Loading(), meanwhile=cancel))
+        # A cancel that was not refused is kept.
+        assert all(self.answers[operation_id].state is SwapState.ABORTED for operation_id in accepted)
         self.world.backend.faults.clear()
 
     @rule(version=versions, traffic=traffics, moment=moments)

@@ -244,9 +244,9 @@ class Coordinator:
         found = core.operations.find(operation_id)
         if not isinstance(found, Operation) or found.done:
             return core.operations.status(operation_id)
-        if not found.status.state.reversible:
+        if not found.reversible:
             raise Busy(
-                f"operation {operation_id!r} is {found.status.state}: its weights are becoming live",
+                f"operation {operation_id!r} is {found.status.state} and can no longer be dropped",
                 advice="wait for its end, then roll back",
             )
         found.interrupt(Cancelled("the swap was cancelled by a call"))

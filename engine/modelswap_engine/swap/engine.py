@@ -42,11 +42,10 @@ class Engine:
         """The fusion groups."""
         return self._backend.layout().groups
 
-    async def load(self, order: Load) -> None:
-        """Load a whole version and prove it on every rank."""
-        replies = await self._replies(
-            "load", order.operation_id, self._backend.load(order), self._settings.load_seconds
-        )
+    async def load(self, order: Load, *, unless: asyncio.Future[None] | None = None) -> None:
+        """Load a whole version and prove it on every rank; given up when ``unless`` says so."""
+        call, seconds = self._backend.load(order), self._settings.load_seconds
+        replies = await self._replies("load", order.operation_id, call, seconds, unless=unless)
         _agree(replies, order.digest)
         self._remember()
 

@@ -43,8 +43,10 @@ async def prepare(core: Core, resolved: Resolved, *, label: str) -> Version:
     return version
 
 
-async def load(core: Core, resolved: Resolved, *, label: str, operation_id: str) -> Version:
-    """Load a resolved version into every rank and make it the live one.
+async def load(
+    core: Core, resolved: Resolved, *, label: str, operation_id: str, unless: asyncio.Future[None] | None = None
+) -> Version:
+    """Load a resolved version into every rank and make it the live one, unless told to give up.
 
     Raises:
         ModelswapError: it is not live; the engine may hold nothing at all.
@@ -57,12 +59,12 @@ async def load(core: Core, resolved: Resolved, *, label: str, operation_id: str)
             directory=str(version.directory),
             tensors=tuple(resolved.range_of(entry.name) for entry in resolved.manifest.tensors),
         )
-        before = core.held()
-        await core.engine.load(order)
+        await core.engine.load(order, unless=unless)
         await core.refresh_memory()
+        if unless is not None and unless.done():
+            unless.result()
         core.publish(version, previous=None)
         core.quarantined = False
-    await core.forget(*before)
     return version
 
 
@@ -72,5 +74,8 @@ async def reload(core: Core, ref: VersionRef, *, operation_id: str) -> Version:
     Raises:
         ModelswapError: it is not live; the engine may hold nothing at all.
     """
+    before = core.held()
     resolved = await find(core, ref)
-    return await load(core, resolved, label=ref.version, operation_id=operation_id)
+    version = await load(core, resolved, label=ref.version, operation_id=operation_id)
+    await core.forget(*before)
+    return version

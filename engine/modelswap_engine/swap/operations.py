@@ -18,12 +18,14 @@ class Operation:
     Attributes:
         status: the present one.
         started: the clock's reading when it was accepted.
+        decided: True once it is certain how it ends; only writing that down is left.
         interrupted: gets an exception when the operation must give up; see :meth:`interrupt`.
     """
 
     def __init__(self, status: SwapStatus, *, started: float, on_change: Callable[[], None]) -> None:
         self.status = status
         self.started = started
+        self.decided = False
         self.interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_change = on_change
         self._watchers: list[asyncio.Queue[SwapStatus]] = []
@@ -37,6 +39,11 @@ class Operation:
     def done(self) -> bool:
         """True when it will not move again."""
         return self.status.state.terminal
+
+    @property
+    def reversible(self) -> bool:
+        """True while it can still be made to give up."""
+        return self.status.state.reversible and not self.decided
 
     def show(self, status: SwapStatus) -> None:
         """Make this the present status."""

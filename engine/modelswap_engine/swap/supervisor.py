@@ -90,7 +90,7 @@ class Supervisor:
         """A worker died: the swap in progress gives up and revives it, or this does."""
         core = self._core
         operation = core.operations.current
-        if operation is not None and operation.status.state.reversible:
+        if operation is not None and operation.reversible:
             operation.interrupt(WorkerLost("a worker died", advice="it is restarted; try again"))
         core.preempt()
         async with core.mutex:

@@ -53,6 +53,7 @@ class Transaction:
         self._old = core.live
         held = core.held()
         error = await recovery.guarded(self._steps)
+        operation.decided = True
         if error is None:
             state = _S.SERVING
         elif operation.status.state.reversible:
@@ -169,7 +170,13 @@ class Transaction:
         resolved = await loader.find(core, self._request.target, unless=operation.interrupted)
         operation.advance(_S.FETCHING, header_bytes=resolved.header_bytes)
         self._staged = True
-        self._new = await loader.load(core, resolved, label=self._request.target.version, operation_id=operation.id)
+        self._new = await loader.load(
+            core,
+            resolved,
+            label=self._request.target.version,
+            operation_id=operation.id,
+            unless=operation.interrupted,
+        )
         fetched = resolved.manifest.total_bytes
         operation.advance(_S.STAGED, target=self._new.ref, bytes_fetched=fetched, bytes_staged=fetched)
         for state in (_S.PREPARED, _S.PAUSING, _S.COMMITTING, _S.COMMITTED, _S.VERIFIED):

@@ -170,6 +170,21 @@ async def test_cancelling_ends_a_staging_that_hangs(world, target, step):
     world.assert_serves(world.template)
 
 
+async def test_cancelling_while_the_engine_is_parked_comes_before_the_commit(world, target):
+    pause = world.backend.pause
+
+    async def slow(operation_id, *, timeout):
+        replies = await pause(operation_id, timeout=timeout)
+        await world.coordinator.cancel("op-1", CancelRequest(fence=fence()))
+        return replies
+
+    world.backend.pause = slow
+    status = await world.swap(target)
+    assert status.state is SwapState.ABORTED
+    assert "commit" not in world.backend.steps
+    world.assert_serves(world.template)
+
+
 async def test_cancelling_is_refused_once_the_weights_become_live(world, target):
     world.backend.faults["commit"] = Fault.HANG
     await world.coordinator.swap(request(target))
