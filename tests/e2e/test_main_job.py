@@ -77,8 +77,8 @@ async def test_versions_change_under_load_and_bad_ones_are_refused(slot: Slot) -
 
 async def refused(slot: Slot, version: str, model: str, *, names: str, digest: str = "") -> None:
     """Apply a bad version; the object says what is wrong with which tensor, and the pods serve on."""
-    await asyncio.to_thread(slot.apply, version, model, digest=digest)
-    await asyncio.to_thread(slot.wait_stalled)
+    generation = await asyncio.to_thread(slot.apply, version, model, digest=digest)
+    await asyncio.to_thread(slot.wait_stalled, generation)
     text = slot.describe()
     assert names in text
     assert slot.condition("Serving")["status"] == "True"

@@ -141,8 +141,9 @@ class Slot:
         self._wait("jsonpath={.status.observedGeneration}=" + str(generation))
         self._wait("condition=Ready")
 
-    def wait_stalled(self) -> None:
+    def wait_stalled(self, generation: int) -> None:
         """Wait until the operator has given this generation up."""
+        self._wait("jsonpath={.status.observedGeneration}=" + str(generation))
         self._wait("condition=Stalled")
 
     def wait_condition(self, kind: str) -> None:
