@@ -60,7 +60,7 @@ class Demo:
     def _install(self) -> None:
         heading("2. Two Helm charts: the operator, and two engine pods that serve version 1.0")
         say(f"for the commands below: {commands_prefix(self.cluster)}")
-        with step("building both images from this checkout"):
+        with step("building both images from this checkout", quiet=True):
             build_images(self.cluster)
         self._slot.install_operator()
         self._slot.install_engine(replicas=_REPLICAS)
@@ -87,7 +87,7 @@ class Demo:
         self._slot.show("get", "pods")
 
     def _restart(self) -> None:
-        heading("   The same version brought to the pods by a restart, with a fresh load, for comparison")
+        heading("The same version brought to the pods by a restart, with a fresh load, for comparison")
         with self._load() as load:
             load.served_more(_SERVED_BETWEEN)
             self.facts.restart_seconds = self._slot.restart()
@@ -99,28 +99,36 @@ class Demo:
         heading("6. Bad versions are refused, and the pods go on with 1.1")
         load.served_more(_SERVED_BETWEEN)
         pods = self._slot.pods()
-        for what, folder in (("one flipped bit", self.models.corrupt), ("a wrong shape", self.models.misshapen)):
+        for what, folder, wanted in (
+            ("one flipped bit", self.models.corrupt, "ManifestMismatch"),
+            ("a wrong shape", self.models.misshapen, "IncompatibleModel"),
+        ):
             say(f"\na version with {what}, behind a digest pin that is right:")
-            file = write_model_version(
-                BUILD / "demo" / f"modelversion-{folder.name}.yaml",
-                version=folder.name.removeprefix(f"{NAME}-"),
-                folder=folder.name,
-                digest=manifest_of(folder).digest,
-            )
-            self._slot.settle(self._slot.apply(file), to="Stalled")
-            reason, message = self._slot.refusal()
-            self.facts.refused.append({"version": folder.name, "reason": reason, "message": message})
-            self._slot.describe_end()
-            for pod in self._slot.pods():
-                live = self._slot.engine_state(pod).live
-                wanted = manifest_of(self.models.tuned).digest
-                self._expect(live is not None and live.digest == wanted, f"pod {pod.name} serves {live}, not 1.1")
+            self._refuse_one(folder, reason=wanted)
         load.served_more(_SERVED_BETWEEN)
         self._ask("1.1")
         self._expect_same_pods(pods)
 
+    def _refuse_one(self, folder: Path, *, reason: str) -> None:
+        digest = manifest_of(folder).digest
+        file = write_model_version(
+            BUILD / "demo" / f"modelversion-{folder.name}.yaml",
+            version=folder.name.removeprefix(f"{NAME}-"),
+            folder=folder.name,
+            digest=digest,
+        )
+        self._slot.settle(self._slot.apply(file), to="Stalled")
+        said, message = self._slot.refusal(digest)
+        self._expect(said == reason, f"{folder.name} was refused for {said or 'no reason'}, not for {reason}")
+        self.facts.refused.append({"version": folder.name, "reason": said, "message": message})
+        self._slot.show_refusal()
+        for pod in self._slot.pods():
+            live = self._slot.engine_state(pod).live
+            right = live is not None and live.digest == manifest_of(self.models.tuned).digest
+            self._expect(right, f"pod {pod.name} serves {live}, not 1.1")
+
     def _revert(self, load: BackgroundLoad) -> None:
-        heading("   The source is reverted in place to 1.0")
+        heading("The source is reverted in place to 1.0")
         pods = self._slot.pods()
         self._slot.settle(self._slot.apply(EXAMPLES / "modelversion.yaml"), to="Ready")
         load.served_more(_SERVED_BETWEEN)
@@ -162,7 +170,7 @@ def run() -> int:
     started = time.monotonic()
     heading("1. The demo model, its new version, and the cluster")
     models = ensure_models()
-    with step("the cluster"):
+    with step("the cluster", quiet=True):
         cluster = cluster_provider().ensure(name=DEMO_CLUSTER, data_port=DEMO_PORT)
     say(f"Kubernetes {cluster.version} ({cluster.provider}), the Service answers at {cluster.data_url}")
     facts = Demo(cluster, models).run()

@@ -36,8 +36,11 @@ def complain(what: str, *, advice: str) -> None:
 
 
 @contextmanager
-def step(text: str) -> Iterator[None]:
-    """Announce something that takes long, say every 15 s that it goes on, and how long it took."""
+def step(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Announce something that takes long, say every 15 s that it goes on, and how long it took.
+
+    ``quiet`` leaves out what is said in between, for what shows progress of its own.
+    """
     started = time.monotonic()
     print(f"   {text} …", flush=True)
     ended = threading.Event()
@@ -47,14 +50,16 @@ def step(text: str) -> Iterator[None]:
             print(f"   {text} … {time.monotonic() - started:.0f} s so far", flush=True)
 
     ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
+    if not quiet:
+        ticker.start()
     outcome = "failed after"
     try:
         yield
         outcome = "took"
     finally:
         ended.set()
-        ticker.join()
+        if not quiet:
+            ticker.join()
         print(f"   {text} {outcome} {time.monotonic() - started:.1f} s", flush=True)
 
 

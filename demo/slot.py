@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +83,7 @@ class DemoSlot:
             found, now = self._get(), self._row()
             if now != row:
                 say(f"{time.monotonic() - started:5.1f} s  {now}")
-                row = now
+            row = now
             true = _true_conditions(found, generation)
             if to in true:
                 return found
@@ -92,23 +92,16 @@ class DemoSlot:
             time.sleep(0.5)
         raise Unsettled(f"the ModelVersion {NAME} is not {to} after {_SETTLE_SECONDS:.0f} s; it says: {row}")
 
-    def refusal(self) -> tuple[str, str]:
-        """Return reason and message of the last refused version."""
-        found = self._get()
-        conditions = {c["type"]: c for c in found["status"].get("conditions", [])}
-        failures = found["status"].get("failures", [])
-        last = failures[-1] if failures else conditions.get("Stalled", {})
-        return str(last.get("reason", "")), str(last.get("message", ""))
+    def refusal(self, digest: str) -> tuple[str, str]:
+        """Return reason and message with which a digest was refused; empty when it was not."""
+        failures = self._get().get("status", {}).get("failures", [])
+        found = next((failure for failure in failures if failure.get("digest") == digest), {})
+        return str(found.get("reason", "")), str(found.get("message", ""))
 
-    def describe_end(self, *, lines: int = 14) -> None:
-        """Show what `kubectl describe` says about conditions and events."""
+    def show_refusal(self) -> None:
+        """Show what `kubectl describe` says of a refused version: two conditions and the warnings."""
         command(["kubectl", "describe", "modelversion", NAME])
-        text = self._kubectl("describe", "modelversion", NAME).splitlines()
-        events = next((number for number, line in enumerate(text) if line.startswith("Events:")), len(text))
-        for line in text:
-            if "Reason:" in line or "Message:" in line:
-                say(line)
-        say("\n".join(text[events:][:2] + text[events + 2 :][-lines:]))
+        say("\n".join(refusal_excerpt(self._kubectl("describe", "modelversion", NAME))))
 
     def pods(self) -> list[Pod]:
         """Return the slot's pods that are not terminating, by name."""
@@ -152,7 +145,9 @@ class DemoSlot:
         return found
 
     def _row(self) -> str:
-        return self._kubectl("get", "modelversion", NAME, "--no-headers").strip()
+        """Return the object's line in `kubectl get`, without its age."""
+        line = self._kubectl("get", "modelversion", NAME, "--no-headers").strip()
+        return line.rsplit(maxsplit=1)[0]
 
     def _deployment(self) -> str:
         chosen = ("-l", f"modelswap.dev/slot={NAME}", "-o", "jsonpath={.items[0].metadata.name}")
@@ -170,6 +165,20 @@ def write_model_version(file: Path, *, version: str, folder: str, digest: str) -
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(body, indent=1) + "\n")
     return file
+
+
+def refusal_excerpt(description: str) -> Iterator[str]:
+    """Yield the conditions Stalled and Serving, and the last two warnings, of what `kubectl describe` prints."""
+    status, _, events = description.partition("\nEvents:")
+    block: list[str] = []
+    for line in status.partition("Conditions:")[2].splitlines():
+        word = line.strip()
+        block = [line] if word.startswith("Last Transition Time:") else [*block, line]
+        if word.split() in (["Type:", "Stalled"], ["Type:", "Serving"]):
+            yield "…"
+            yield from block
+    yield "Events:"
+    yield from [line for line in events.splitlines() if line.strip().startswith("Warning")][-2:]
 
 
 def _true_conditions(found: dict[str, Any], generation: int) -> dict[str, str]:
