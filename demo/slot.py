@@ -95,7 +95,7 @@ class DemoSlot:
     def refusal(self, digest: str) -> tuple[str, str]:
         """Return reason and message with which a digest was refused; empty when it was not."""
         failures = self._get().get("status", {}).get("failures", [])
-        found = next((failure for failure in failures if failure.get("digest") == digest), {})
+        found: dict[str, Any] = next((failure for failure in failures if failure.get("digest") == digest), {})
         return str(found.get("reason", "")), str(found.get("message", ""))
 
     def show_refusal(self) -> None:
