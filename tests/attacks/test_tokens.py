@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from tests.support.tokens import ISSUER, NOW, POD_UID, SUBJECT, Signer, claims, forged, key_set
 
 from modelswap_engine.http.kubernetes_auth import Expected, KeySet, KubernetesAuthenticator, issuer_of
 from modelswap_engine.protocol.errors import Forbidden, Unauthenticated, Unavailable
+from tests.support.tokens import ISSUER, NOW, POD_UID, SUBJECT, Signer, claims, forged, key_set
 
 RSA = Signer("rsa-1")
 EC = Signer("ec-1", "ES256")

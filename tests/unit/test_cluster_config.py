@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from tests.support.cluster.config import KindConfig
 from tests.support.cluster.existing import ExistingProvider
 from tests.support.cluster.provider import ClusterError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from demo.answers import mixed_by_text
 from demo.load import Load, main
 from tests.support.fake_openai import NEW, OLD, Reply, fake_openai

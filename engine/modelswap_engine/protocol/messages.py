@@ -234,9 +234,7 @@ class Capabilities(Message, frozen=True, kw_only=True):
 
     kind: str = "embedded"
     version: str = ""
-    traffic_modes: list[TrafficMode] = msgspec.field(
-        default_factory=lambda: [TrafficMode.DRAIN, TrafficMode.RECOMPUTE]
-    )
+    traffic_modes: list[TrafficMode] = msgspec.field(default_factory=lambda: [TrafficMode.DRAIN, TrafficMode.RECOMPUTE])
     rollback: bool = True
     max_loras: int = 0
 
