@@ -8,7 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modelswap_engine.backends.port import StageRetained
-from modelswap_engine.protocol.errors import ChecksFailed, IncompatibleModel, ManifestMismatch, ModelswapError, NotFound
+from modelswap_engine.protocol.errors import (
+    Busy,
+    ChecksFailed,
+    IncompatibleModel,
+    ManifestMismatch,
+    ModelswapError,
+    NotFound,
+)
 
 pytestmark = pytest.mark.model
 
@@ -125,6 +132,23 @@ def test_after_a_rollback_the_version_retained_before_is_retained_again(bench: _
     _apply(bench, failure, [("norm",), ("embed",)], 2)
     _apply(bench, "back", [], 0)
     assert bench.live is first
+    bench.check()
+
+
+def test_a_released_commit_cannot_be_undone_and_one_that_never_was_needs_no_undoing(bench: _Bench) -> None:
+    version, names = bench.next_version([("out",)], 4)
+    bench.stage(version, names, "one")
+    bench.updater.rollback("one")
+    bench.updater.rollback("never")
+    bench.check()
+    bench.updater.prepare("one")
+    bench.updater.commit("one")
+    with pytest.raises(Busy):
+        bench.updater.rollback("another")
+    bench.updater.release("one", previous=False)
+    with pytest.raises(Busy):
+        bench.updater.rollback("one")
+    bench.live = version
     bench.check()
 
 

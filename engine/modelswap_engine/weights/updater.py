@@ -79,6 +79,7 @@ class WeightUpdater:
         self._staged: Staged | None = None
         self._prepared: Change | None = None
         self._applied: Change | None = None
+        self._committed = ""
 
     @property
     def digest(self) -> str:
@@ -174,7 +175,7 @@ class WeightUpdater:
         if change is None or change.staged.operation_id != operation_id:
             raise NotFound(f"operation {operation_id} is not prepared", advice="prepare it again")
         with self._lock:
-            self._prepared, self._applied = None, change
+            self._prepared, self._applied, self._committed = None, change, operation_id
             for number, (holder, tensor) in enumerate(change.forward):
                 holder.data = tensor
                 if number == 0:
@@ -183,17 +184,17 @@ class WeightUpdater:
             self._previous, self._staged = change.old, None
 
     def rollback(self, operation_id: str) -> None:
-        """Put back what was live before the operation's commit; without a commit this does nothing.
+        """Put back what was live before the operation's commit; if nothing of it was committed, do nothing.
 
         Raises:
-            Busy: the operation's commit can no longer be undone, because another one came after it.
+            Busy: the commit can no longer be undone: it was released, or another one came after it.
         """
         change = self._applied
         if change is None or change.staged.operation_id != operation_id:
-            if self._staged is not None and self._staged.operation_id == operation_id:
+            if change is None and self._committed != operation_id:
                 return
             raise Busy(
-                f"operation {operation_id} is not the last commit of this worker",
+                f"the commit of operation {operation_id} can no longer be undone",
                 advice="load the wanted version",
                 details={"operation": operation_id},
             )
@@ -202,6 +203,7 @@ class WeightUpdater:
                 holder.data = tensor
             self._take(change.old, change.before)
             self._previous, self._staged, self._applied = change.older, change.staged, None
+            self._committed = ""
 
     def _take(self, version: Version, pointers: Mapping[str, tuple[int, ...]]) -> None:
         self._expected.update(pointers)

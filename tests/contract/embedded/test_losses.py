@@ -63,25 +63,6 @@ async def test_a_killed_worker_is_lost_and_a_load_brings_it_back(engine: Engine,
     assert min(await answer(engine.backend, "again")) >= 132
 
 
-async def test_a_worker_that_hangs_is_lost(engine: Engine) -> None:
-    pid = engine.backend.ranks()[0].pid
-    os.kill(pid, signal.SIGSTOP)
-    impatient = EmbeddedBackend(replace(SETTINGS, call_timeout=0.3))
-    impatient._workers = engine.backend._workers
-    with pytest.raises(WorkerLost, match="did not answer within"):
-        await impatient.memory()
-    assert not engine.backend.ranks()[0].alive
-
-
-async def test_a_worker_dies_with_its_front(checkpoints: Checkpoints) -> None:
-    backend = EmbeddedBackend(SETTINGS)
-    await backend.start()
-    (worker,) = backend._workers
-    worker._writer.transport.abort()
-    assert await asyncio.wait_for(worker._process.wait(), 20) in {0, -signal.SIGKILL}
-    await backend.stop()
-
-
 async def test_broken_steps_are_undone(faulty: Engine, checkpoints: Checkpoints) -> None:
     backend, old, new = faulty.backend, checkpoints.v1, checkpoints.v2
     await faulty.load(old)
@@ -107,6 +88,12 @@ async def test_broken_steps_are_undone(faulty: Engine, checkpoints: Checkpoints)
         await backend.stage(stage_order(old, new, operation_id="last"))
     await faulty.load(new)
     assert await faulty.holds(new)
+
+
+async def test_a_worker_dies_with_its_front(faulty: Engine) -> None:
+    (worker,) = faulty.backend._workers
+    worker._writer.transport.abort()
+    assert await asyncio.wait_for(worker._process.wait(), 20) in {0, -signal.SIGKILL}
 
 
 async def test_an_abandoned_pause_ends_by_itself(hasty: Engine, checkpoints: Checkpoints) -> None:
@@ -145,3 +132,13 @@ async def test_a_staging_can_be_called_off(hasty: Engine, checkpoints: Checkpoin
     assert refused(await staging) == "Cancelled"
     assert refused(await hasty.backend.prepare("slow")) == "NotFound"
     assert (await hasty.backend.memory()).staged_bytes == 0
+
+
+async def test_a_worker_that_hangs_is_lost(hasty: Engine) -> None:
+    """The last one here: it costs the worker."""
+    os.kill(hasty.backend.ranks()[0].pid, signal.SIGSTOP)
+    impatient = EmbeddedBackend(replace(SETTINGS, call_timeout=0.3))
+    impatient._workers = hasty.backend._workers
+    with pytest.raises(WorkerLost, match="did not answer within"):
+        await impatient.memory()
+    assert not hasty.backend.ranks()[0].alive

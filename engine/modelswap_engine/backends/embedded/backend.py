@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from modelswap_engine.backends.embedded import wire
+from modelswap_engine.backends.embedded.limits import check_request
 from modelswap_engine.backends.embedded.process import WorkerProcess
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.streams import Streams, TokenStream
@@ -24,7 +25,7 @@ from modelswap_engine.backends.port import (
     Stage,
     StageRetained,
 )
-from modelswap_engine.protocol.errors import BadRequest, Internal, NotReady, from_body
+from modelswap_engine.protocol.errors import Internal, NotReady, from_body
 from modelswap_engine.protocol.messages import Capabilities, MemoryState, RankState, TrafficMode
 
 _AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.MemoryAnswer)
@@ -260,7 +261,7 @@ class EmbeddedBackend:
             BadRequest: the prompt or the sampling is not one the engine can run.
             NotReady: nothing is loaded, or the worker is gone.
         """
-        self._check(request, self._loaded())
+        check_request(request, self._loaded())
         worker = self._workers[0]
         if not worker.alive:
             raise NotReady("the worker is gone", advice="try again; it is being restarted")
@@ -294,30 +295,3 @@ class EmbeddedBackend:
         if self._facts is None:
             raise NotReady("no version is loaded", advice="wait until the engine is ready")
         return self._facts
-
-    @staticmethod
-    def _check(request: Generate, facts: wire.ModelFacts) -> None:
-        """Refuse what would break a step for everybody in the batch."""
-        sampling = request.sampling
-        wanted = len(request.prompt) + request.max_new_tokens
-        if not request.prompt:
-            raise BadRequest("the prompt is empty", advice="send at least one token")
-        if request.max_new_tokens < 1:
-            raise BadRequest(f"max_new_tokens is {request.max_new_tokens}", advice="ask for at least one token")
-        if wanted > facts.max_tokens:
-            raise BadRequest(
-                f"prompt ({len(request.prompt)} tokens) and answer ({request.max_new_tokens}) exceed the engine's "
-                f"{facts.max_tokens} tokens",
-                advice="shorten the prompt, or ask for fewer tokens",
-                details={"code": "context_length_exceeded", "limit": str(facts.max_tokens)},
-            )
-        if min(request.prompt) < 0 or max(request.prompt) >= facts.vocabulary:
-            raise BadRequest(
-                f"the prompt has token ids outside 0..{facts.vocabulary - 1}",
-                advice="use the tokenizer of the served version",
-            )
-        if not 0.0 <= sampling.temperature < float("inf") or not 0.0 < sampling.top_p <= 1.0 or sampling.top_k < 0:
-            raise BadRequest(
-                f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}: out of range",
-                advice="temperature >= 0, 0 < top_p <= 1, top_k >= 0",
-            )

@@ -14,7 +14,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
-from modelswap_engine.backends.embedded import sampler
+from modelswap_engine.backends.embedded import flush, sampler
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import FinishReason, Generate, RequestPolicy, Tokens
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ModelswapError
@@ -186,9 +186,9 @@ class Generator:
         Raises:
             Busy: requests are running and the policy says that there are none.
         """
-        scheduler = self._processor().scheduler
-        self._forget_aborted(scheduler)
-        running = len(scheduler.active_requests)
+        with self._lock:
+            known = set(self._open)
+        running = flush.running(self._processor(), known)
         if policy is RequestPolicy.NONE_RUNNING and running:
             raise Busy(
                 f"{running} requests are still running",
@@ -199,47 +199,20 @@ class Generator:
         """Empty the KV cache, after doing with running requests what the policy says; return how many that were.
 
         Only legal while parked, and after :meth:`check`.
-
-        Raises:
-            Internal: blocks are still taken afterwards; the cache cannot be trusted.
         """
         processor = self._processor()
-        scheduler = processor.scheduler
-        affected = len(scheduler.active_requests)
-        if policy is RequestPolicy.ABORT:
-            affected = self._abort_all(scheduler)
-        else:
-            _requeue_all(scheduler)
-        processor.cache.reset()
-        scheduler.starved_requests = []
-        scheduler.block_new_requests = False
-        self._check_empty()
+        affected = self._abort_all(processor) if policy is RequestPolicy.ABORT else flush.requeue(processor)
+        flush.empty_cache(processor)
         return affected
 
-    def _forget_aborted(self, scheduler: Any) -> None:
-        # Cancellations that the loop has not seen yet; their blocks must not count as those of running requests.
-        with self._lock:
-            known = set(self._open)
-        for request_id in [*scheduler.active_requests, *scheduler.waiting_requests]:
-            if request_id not in known:
-                scheduler.set_request_cancellation(request_id)
-        scheduler.clear_cancelled_requests()
-
-    def _abort_all(self, scheduler: Any) -> int:
+    def _abort_all(self, processor: Any) -> int:
         with self._lock:
             everything = list(self._open)
         for request_id in everything:
+            # Also by the queue: the loop may have taken a request in that the scheduler does not have yet.
             self._manager.cancel_request(request_id)
-            scheduler.set_request_cancellation(request_id)
-        scheduler.clear_cancelled_requests()
+        flush.cancel(processor, everything)
         return self._end_all(FinishReason.ABORT, "the model version changed")
-
-    def _check_empty(self) -> None:
-        cache = self._processor().cache
-        free, total = int(cache.pool.num_free_sectors), int(cache.num_sectors)
-        tables = sum(len(allocator.block_table) for allocator in cache.cache_allocators.values())
-        if free != total or tables:
-            raise Internal(f"the KV cache was not emptied: {free} of {total} sectors free, {tables} tables left")
 
     def _processor(self) -> Any:
         processor = self._manager.batch_processor
@@ -251,16 +224,6 @@ class Generator:
         """Return what the KV cache takes."""
         processor = self._manager.batch_processor
         return 0 if processor is None else int(processor.cache.cache_tensor.nbytes)
-
-
-def _requeue_all(scheduler: Any) -> None:
-    """Turn every running request into a waiting one that has its tokens in its prompt, ahead of those that wait."""
-    for request_id, state in reversed(list(scheduler.active_requests.items())):
-        again = state.create_equivalent_initial_request()
-        state._status = RequestStatus.FINISHED
-        scheduler.finish_request(request_id)
-        scheduler.waiting_requests[request_id] = again
-        scheduler.waiting_requests_order.appendleft(request_id)
 
 
 def _finish_reason(output: GenerationOutput, eos: frozenset[int]) -> FinishReason:

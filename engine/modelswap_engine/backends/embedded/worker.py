@@ -17,8 +17,10 @@ import threading
 import uuid
 from typing import Final, NoReturn
 
+import torch
+
 from modelswap_engine.backends.embedded import faults, wire
-from modelswap_engine.backends.embedded.rank import Rank, set_threads
+from modelswap_engine.backends.embedded.rank import Rank
 from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.errors import ErrorBody, Internal, ModelswapError
 
@@ -183,7 +185,7 @@ def main() -> NoReturn:
     setup = connection.receive()
     if not isinstance(setup, wire.Setup):
         os._exit(0)
-    set_threads(setup.settings.torch_threads, len(os.sched_getaffinity(0)))
+    torch.set_num_threads(setup.settings.torch_threads or len(os.sched_getaffinity(0)))
 
     def died(message: str) -> None:
         connection.send(wire.Dying(message=message))
