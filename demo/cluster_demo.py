@@ -111,10 +111,10 @@ class Demo:
         self._expect_same_pods(pods)
 
     def _refuse_one(self, folder: Path, *, reason: str) -> None:
-        digest = manifest_of(folder).digest
+        digest, version = manifest_of(folder).digest, folder.name.removeprefix(f"{NAME}-")
         file = write_model_version(
             BUILD / "demo" / f"modelversion-{folder.name}.yaml",
-            version=folder.name.removeprefix(f"{NAME}-"),
+            version=version,
             folder=folder.name,
             digest=digest,
         )
@@ -122,7 +122,7 @@ class Demo:
         said, message = self._slot.refusal(digest)
         self._expect(said == reason, f"{folder.name} was refused for {said or 'no reason'}, not for {reason}")
         self.facts.refused.append({"version": folder.name, "reason": said, "message": message})
-        self._slot.show_refusal()
+        self._slot.show_refusal(version)
         for pod in self._slot.pods():
             live = self._slot.engine_state(pod).live
             right = live is not None and live.digest == manifest_of(self.models.tuned).digest

@@ -98,10 +98,11 @@ class DemoSlot:
         found: dict[str, Any] = next((failure for failure in failures if failure.get("digest") == digest), {})
         return str(found.get("reason", "")), str(found.get("message", ""))
 
-    def show_refusal(self) -> None:
+    def show_refusal(self, version: str) -> None:
         """Show what `kubectl describe` says of a refused version: two conditions and the warnings."""
         command(["kubectl", "describe", "modelversion", NAME])
-        say("\n".join(refusal_excerpt(self._kubectl("describe", "modelversion", NAME))))
+        text = self._kubectl("describe", "modelversion", NAME)
+        say("\n".join(refusal_excerpt(text, version=version)))
 
     def pods(self) -> list[Pod]:
         """Return the slot's pods that are not terminating, by name."""
@@ -167,8 +168,8 @@ def write_model_version(file: Path, *, version: str, folder: str, digest: str) -
     return file
 
 
-def refusal_excerpt(description: str) -> Iterator[str]:
-    """Yield the conditions Stalled and Serving, and the last two warnings, of what `kubectl describe` prints."""
+def refusal_excerpt(description: str, *, version: str) -> Iterator[str]:
+    """Yield the conditions Stalled and Serving, and the version's warnings, of what `kubectl describe` prints."""
     status, _, events = description.partition("\nEvents:")
     block: list[str] = []
     for line in status.partition("Conditions:")[2].splitlines():
@@ -178,7 +179,7 @@ def refusal_excerpt(description: str) -> Iterator[str]:
             yield "…"
             yield from block
     yield "Events:"
-    yield from [line for line in events.splitlines() if line.strip().startswith("Warning")][-2:]
+    yield from [line for line in events.splitlines() if line.strip().startswith("Warning") and version in line]
 
 
 def _true_conditions(found: dict[str, Any], generation: int) -> dict[str, str]:

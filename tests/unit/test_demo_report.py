@@ -90,13 +90,15 @@ Events:
   Type     Reason            Age  From      Message
   Normal   Succeeded         6m   operator  2/2 pods serve 1.1
   Warning  ManifestMismatch  1s   operator  1.2 refused by pod a
+  Warning  Other             9s   operator  an older one refused
 """
 
 
 def test_the_excerpt_says_why_and_nothing_else() -> None:
-    text = "\n".join(refusal_excerpt(DESCRIPTION))
+    text = "\n".join(refusal_excerpt(DESCRIPTION, version="1.2"))
     assert "ManifestMismatch" in text
     assert "Warning" in text
     assert "all is lost" not in text
     assert "Succeeded" not in text
+    assert "an older one" not in text
     assert text.count("Last Transition Time") == 1
