@@ -26,8 +26,8 @@ def serve(tmp_path: Path, pair: Path) -> Iterator[Serve]:
     """Make an engine process on version 1.0; its log is shown when the test fails."""
     started: list[Served] = []
 
-    def make(*options: str, fault: str = "") -> Served:
-        served = Served(tmp_path, pair / "v1", options=["--version", "1.0", *options], roots=[pair, tmp_path])
+    def make(*, fault: str = "") -> Served:
+        served = Served(tmp_path, pair / "v1", options=["--version", "1.0"], roots=[pair])
         started.append(served)
         return served.start(fault=fault).wait_ready()
 
@@ -35,3 +35,22 @@ def serve(tmp_path: Path, pair: Path) -> Iterator[Serve]:
     for served in started:
         served.stop()
         print(served.tail(lines=100))
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory, pair: Path) -> Iterator[Served]:
+    """One engine process for the tests of a file: starting one takes longer than all that it does."""
+    folder = tmp_path_factory.mktemp("served")
+    served = Served(folder, pair / "v1", options=["--version", "1.0"], roots=[pair, pair.parent])
+    yield served.start().wait_ready()
+    served.stop()
+
+
+@pytest.fixture
+def served(process: Served, pair: Path) -> Served:
+    """That process, serving version 1.0 whatever the test before left behind."""
+    live = process.state().live
+    if live is None or live.version != "1.0":
+        done = process.command("swap", "--source", str(pair / "v1"), "--version", "1.0")
+        assert done.code == 0, done.out + done.err + process.tail()
+    return process

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.states import SwapState
 from tests.e2e_local.conftest import Serve
 from tests.support.load import Answer, ask
@@ -38,20 +38,7 @@ async def assert_serves(served: Served, version: str) -> None:
     assert done.code == 0, done.out
 
 
-def begin(served: Served, target: Path, version: str, *, operation: str) -> SwapStatus:
-    request = SwapRequest(
-        operation_id=operation,
-        fence=Fence(owner_uid="cli", revision=served.state().revision + 1),
-        target=VersionRef(version=version, uri=target.as_uri()),
-    )
-    return served.control.post("/swaps", request, SwapStatus)
-
-
-def ended(served: Served, operation: str) -> SwapStatus:
-    return list(served.control.events(operation, after=0))[-1]
-
-
-async def test_worker_killed_while_it_serves(serve: Serve, pair: Path) -> None:
+async def test_killed_after_a_swap_each_comes_back_with_the_accepted_version(serve: Serve, pair: Path) -> None:
     served = serve()
     done = await asyncio.to_thread(served.command, "swap", "--source", str(pair / "v2"), "--version", "1.1")
     assert done.code == 0, done.err
@@ -59,35 +46,30 @@ async def test_worker_killed_while_it_serves(serve: Serve, pair: Path) -> None:
     os.kill(victim, signal.SIGKILL)
     while served.state().restarts == 0 or not served.ready():
         await asyncio.sleep(0.05)
-    assert served.worker_pid() != victim
-    await assert_serves(served, "1.1")
-
-
-@pytest.mark.parametrize("point", ["stage", "midway"])
-async def test_worker_dies_in_the_middle_of_a_swap(serve: Serve, pair: Path, point: str) -> None:
-    served = serve(fault=f"{point}:exit#1")
-    begin(served, pair / "v2", "1.1", operation="op-1")
-    status = await asyncio.to_thread(ended, served, "op-1")
-    assert status.state in (SwapState.ABORTED, SwapState.ROLLED_BACK)
-    assert status.error is not None
-    await until_ready(served)
-    await assert_serves(served, "1.0")
-
-
-async def test_front_killed_after_a_swap_comes_back_with_the_accepted_version(serve: Serve, pair: Path) -> None:
-    served = serve()
-    done = await asyncio.to_thread(served.command, "swap", "--source", str(pair / "v2"), "--version", "1.1")
-    assert done.code == 0, done.err
     worker = served.worker_pid()
+    assert worker != victim
+    await assert_serves(served, "1.1")
     served.kill()
     await gone(worker)
     await until_ready(served.start())
     await assert_serves(served, "1.1")
 
 
+@pytest.mark.parametrize("point", [pytest.param("stage", marks=pytest.mark.full), "midway"])
+async def test_worker_dies_in_the_middle_of_a_swap(serve: Serve, pair: Path, point: str) -> None:
+    served = serve(fault=f"{point}:exit#1")
+    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1")
+    status = await asyncio.to_thread(served.ended, "op-1")
+    assert status.state in (SwapState.ABORTED, SwapState.ROLLED_BACK)
+    assert status.error is not None
+    await until_ready(served)
+    await assert_serves(served, "1.0")
+
+
+@pytest.mark.full
 async def test_front_killed_while_it_stages_comes_back_with_the_old_version(serve: Serve, pair: Path) -> None:
     served = serve(fault="stage:delay=30")
-    begin(served, pair / "v2", "1.1", operation="op-1")
+    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1")
     while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.FETCHING:
         await asyncio.sleep(0.02)
     served.kill()
@@ -98,7 +80,7 @@ async def test_front_killed_while_it_stages_comes_back_with_the_old_version(serv
 
 async def test_front_killed_in_the_commit_comes_back_with_one_whole_version(serve: Serve, pair: Path) -> None:
     served = serve(fault="midway:delay=30")
-    begin(served, pair / "v2", "1.1", operation="op-1")
+    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1")
     while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.COMMITTING:
         await asyncio.sleep(0.02)
     served.kill()

@@ -8,7 +8,7 @@ told to fail, die, hang or lie at any step.
 import asyncio
 import fnmatch
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from modelswap_engine.backends.port import (
@@ -22,7 +22,7 @@ from modelswap_engine.backends.port import (
     Stage,
     StageRetained,
     TensorRange,
-    Tokens,
+    TokenStream,
 )
 from modelswap_engine.protocol.errors import Internal, ManifestMismatch, ModelswapError, UnsupportedChange, WorkerLost
 from modelswap_engine.protocol.messages import Capabilities, MemoryState, TrafficMode
@@ -224,7 +224,7 @@ class FakeBackend:
         found = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
         return Hashes(tensors=found, bytes=_size(self.live), seconds=0.1)
 
-    def generate(self, request: Generate) -> AsyncIterator[Tokens]:
+    def generate(self, request: Generate) -> TokenStream:
         raise AssertionError("the swap generates nothing")
 
     def running(self) -> int:

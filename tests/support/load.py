@@ -41,8 +41,10 @@ class Answer:
         return self.makers <= ({span["version"] for span in self.spans} if self.spans else {self.version})
 
 
-async def ask(client: openai.AsyncOpenAI, *, tokens: int = 32, prompt: str = "hello") -> Answer:
-    """Stream one chat completion; a failure is an answer too."""
+async def ask(
+    client: openai.AsyncOpenAI, *, tokens: int = 32, prompt: str = "hello", begun: asyncio.Event | None = None
+) -> Answer:
+    """Stream one chat completion; a failure is an answer too. ``begun`` is set when its first token is there."""
     answer = Answer()
     try:
         stream = await client.chat.completions.create(
@@ -55,6 +57,8 @@ async def ask(client: openai.AsyncOpenAI, *, tokens: int = 32, prompt: str = "he
         )
         answer.version = stream.response.headers.get(VERSION_HEADER, "")
         async for chunk in stream:
+            if begun is not None:
+                begun.set()
             if chunk.choices:
                 answer.text += chunk.choices[0].delta.content or ""
                 answer.finish = chunk.choices[0].finish_reason or answer.finish

@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelswap_engine.cli.client import ControlClient
-from modelswap_engine.protocol.messages import EngineState
+from modelswap_engine.protocol.messages import (
+    EngineState,
+    Fence,
+    SwapRequest,
+    SwapStatus,
+    Traffic,
+    TrafficMode,
+    VersionRef,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--kv-blocks", "256", "--page-size", "16", "--max-batch-tokens", "256")
@@ -145,6 +153,20 @@ class Served:
             timeout=seconds,
         )
         return Finished(done.returncode, done.stdout, done.stderr)
+
+    def begin(self, target: Path, version: str, *, operation: str, mode: TrafficMode = TrafficMode.DRAIN) -> SwapStatus:
+        """Start a swap as a person would, and return as soon as it is accepted."""
+        request = SwapRequest(
+            operation_id=operation,
+            fence=Fence(owner_uid="cli", revision=self.state().revision + 1),
+            target=VersionRef(version=version, uri=target.as_uri()),
+            traffic=Traffic(mode=mode),
+        )
+        return self.control.post("/swaps", request, SwapStatus)
+
+    def ended(self, operation: str) -> SwapStatus:
+        """Return how an operation ended, once it has."""
+        return list(self.control.events(operation, after=0))[-1]
 
     def terminate(self) -> None:
         """Ask it to end."""
