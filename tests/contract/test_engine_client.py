@@ -62,7 +62,9 @@ async def client() -> AsyncIterator[EngineClient]:
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Callable[[Callable[[web.Request], Awaitable[web.StreamResponse]]], Awaitable[Address]]]:
+async def serve() -> AsyncIterator[
+    Callable[[Callable[[web.Request], Awaitable[web.StreamResponse]]], Awaitable[Address]]
+]:
     """Serve one handler for the state route, whatever it answers."""
     runners = []
 
@@ -168,7 +170,9 @@ async def test_other_servers_are_recognised(
     status: int, body: bytes, client: EngineClient, serve: Callable[..., Awaitable[Address]]
 ) -> None:
     async def other(_: web.Request) -> web.Response:
-        return web.Response(status=status, body=body, headers={"Location": "http://127.0.0.1:1/"} if status == 302 else {})
+        return web.Response(
+            status=status, body=body, headers={"Location": "http://127.0.0.1:1/"} if status == 302 else {}
+        )
 
     with pytest.raises(EngineFailed, match="not this protocol"):
         await client.state(await serve(other))

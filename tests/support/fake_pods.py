@@ -84,7 +84,9 @@ class Slot:
             "podIPs": [{"ip": "127.0.0.1"}],
             "conditions": [{"type": "Ready", "status": str(ready)}],
         }
-        self._rest.call("PATCH", f"{self._core('pods')}/{pod.name}/status", {"status": status}, content=MERGE).accepted()
+        self._rest.call(
+            "PATCH", f"{self._core('pods')}/{pod.name}/status", {"status": status}, content=MERGE
+        ).accepted()
 
     def delete_pod(self, pod: FakePod) -> None:
         self._rest.call("DELETE", f"{self._core('pods')}/{pod.name}", {"gracePeriodSeconds": 0}).accepted()

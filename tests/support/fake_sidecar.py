@@ -190,9 +190,7 @@ class FakeSidecar:
         if self.operation is not None and not self.operation.state.terminal:
             raise Busy(f"operation {self.operation.operation_id} is in progress")
         self.swaps.append(order)
-        self.accepted = fences.accept(
-            order.fence, self.accepted, operation_id=order.operation_id, target=order.target
-        )
+        self.accepted = fences.accept(order.fence, self.accepted, operation_id=order.operation_id, target=order.target)
         status = SwapStatus(operation_id=order.operation_id, revision=order.fence.revision, target=order.target)
         self._show(status)
         task = asyncio.get_running_loop().create_task(self._walk(status))

@@ -100,7 +100,7 @@ BAD = {
 CATALOG = GOOD | BAD
 
 
-@dataclass
+@dataclass(repr=False)
 class SimPod:
     """One pod and its engine."""
 
@@ -118,6 +118,11 @@ class SimPod:
     transient_faults: int = 0
     refuses: set[str] = field(default_factory=set)
     quarantined: bool = False
+    reason: str = ""
+    template: Release | None = None
+
+    def __repr__(self) -> str:
+        return self.name
 
     def state(self) -> EngineState:
         live = self.live
@@ -127,6 +132,7 @@ class SimPod:
             boot_id=f"boot-{self.boot}",
             seq=self.seq,
             ready=self.ready,
+            reason=self.reason,
             quarantined=self.quarantined,
             owner_uid=self.accepted.owner_uid if self.accepted else "",
             epoch=self.accepted.epoch if self.accepted else 0,
@@ -193,14 +199,33 @@ class SimPod:
             body = ErrorBody(code="Cancelled", message="cancelled by a call", retryable=True)
             self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=body))
 
-    def restart(self, assigned: AssignmentTarget | None) -> None:
-        """The container restarts: what was in flight is gone, and the assignment is what it serves."""
+    def restart(self) -> None:
+        """The container restarts: what was in flight is gone, and what it is assigned is to be loaded."""
         self.boot += 1
         self.seq += 1
         self.operation = None
-        self.quarantined = False
-        if assigned is not None:
-            self.live = CATALOG[assigned.version]
+        self.quarantined = self.ready = False
+        self.template = self.live or self.template
+        self.live, self.reason = None, "Starting"
+
+    def load(self, assignment: Assignment | None) -> None:
+        """Try to load what is assigned, as the engine does at start and again until it succeeds."""
+        target = assignment.target_for(self.uid) if assignment is not None else None
+        if assignment is not None and target is assignment.candidate and self._refused_here(target):
+            target = assignment.stable
+        release = CATALOG[target.version] if target is not None else self.template
+        self.seq += 1
+        if release is None or release.refused or release.refused_late or release.version in self.refuses:
+            self.reason = "LoadFailed"
+            return
+        self.live, self.ready, self.ever_ready, self.reason = release, True, True, ""
+
+    def _refused_here(self, target: AssignmentTarget | None) -> bool:
+        """The journal's memory: the last decision was for this content, and the content was why it failed."""
+        known = self.memory.get(self.accepted.operation_id) if self.accepted else None
+        if known is None or known.error is None or target is None:
+            return False
+        return known.target.digest == target.digest and not known.error.retryable
 
     def _show(self, status: SwapStatus) -> None:
         self.seq += 1
@@ -276,9 +301,6 @@ class World:
         self.ever_ready = set()
         self.epoch += 1
 
-    def restart(self, pod: SimPod) -> None:
-        pod.restart(self.assignment.target_for(pod.uid) if self.assignment is not None else None)
-
     # What the operator does
 
     def snapshot(self) -> Snapshot:
@@ -349,7 +371,9 @@ class World:
             case AskPlans():
                 for asked in action.orders:
                     self.memory.asked(asked)
-                    self.memory.answered(asked, self._answer(asked.key.version, asked.key.from_digest), now=self.now, random=0.5)
+                    self.memory.answered(
+                        asked, self._answer(asked.key.version, asked.key.from_digest), now=self.now, random=0.5
+                    )
             case RecordFailure() | Wait():
                 pass
 
@@ -392,6 +416,8 @@ class World:
     def tick(self) -> None:
         for pod in self.pods:
             pod.tick()
+            if pod.live is None:
+                pod.load(self.assignment)
         self.now += timedelta(milliseconds=500)
 
     def settle(self, limit: int = 400) -> None:
@@ -400,7 +426,7 @@ class World:
             action = self.run_pass()
             if not isinstance(action, Wait):
                 continue
-            if any(p.busy for p in self.pods):
+            if any(p.busy or p.live is None for p in self.pods):
                 self.tick()
                 continue
             if action.until is None:

@@ -58,6 +58,8 @@ class Reason(StrEnum):
     NO_CONTROL_PORT = "NoControlPort"
     NO_POD_IP = "NoPodIP"
     QUARANTINED = "Quarantined"
+    LOAD_FAILED = "LoadFailed"
+    CANDIDATE_LOST = "CandidateLost"
 
 
 TEXTS: Final[dict[Reason, str]] = {
@@ -92,5 +94,7 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.NO_CONTROL_PORT: "the pod has no container port named modelswap: install it with the modelswap-engine chart",
     Reason.NO_POD_IP: "the pod has no IP address yet",
     Reason.QUARANTINED: "neither old nor new weights could be proved; the pod is out of rotation until it restarts",
+    Reason.LOAD_FAILED: "the engine could not load the version that it was assigned: see the pod's logs",
+    Reason.CANDIDATE_LOST: "the pod that was to serve the version first went down and did not come back",
 }
 """What each reason means and, where there is one, the next step."""

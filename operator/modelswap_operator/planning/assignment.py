@@ -5,13 +5,15 @@ anything that anybody has been seen to hold, also across re-creation of the obje
 """
 
 from modelswap_engine.protocol.messages import Assignment, AssignmentCandidate, AssignmentTarget
-from modelswap_operator.api.modelversion import OnFailure
 from modelswap_operator.planning.actions import WriteAssignment
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable
 
 PATIENCE_ATTEMPTS = 3
-"""How often a candidate may be unreachable before another pod goes first."""
+"""How often a candidate that serves traffic may be unreachable for us before another pod goes first.
+
+One that is down keeps its place: it may be down because of the version, and must not hand that on.
+"""
 
 
 def next_revision(snapshot: Snapshot) -> int:
@@ -41,7 +43,7 @@ def decide(a: Assessment) -> WriteAssignment | None:
     if not a.owned:
         return _take_over(a)
     if a.target is None:
-        return None
+        return _withdraw_outdated(a)
     if a.stable_digest != a.target.digest and a.on_target:
         name = a.on_target[0].name
         return _stable(a, a.target, why=f"pod {name} proved {a.target.version}: it is the stable version now")
@@ -86,7 +88,9 @@ def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> Wri
     named = candidate.pod_uids if candidate is not None and candidate.digest == target.digest else []
     keep = next((p for p in a.counted if p.uid in named and not _given_up(p)), None)
     first = keep or _first(a)
-    if first is None or (keep is not None and decided):
+    if first is None:
+        return _withdraw_outdated(a)
+    if keep is not None and decided:
         return None
     return _write(
         a.snapshot,
@@ -99,8 +103,20 @@ def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> Wri
     )
 
 
+def _withdraw_outdated(a: Assessment) -> WriteAssignment | None:
+    """Take back a candidate that the spec has moved on from: a pod that restarts must not load it any more."""
+    current = a.snapshot.assignment
+    candidate = current.candidate if current is not None else None
+    if current is None or candidate is None:
+        return None
+    if (candidate.version, candidate.uri) == (a.spec.version, a.spec.source.uri):
+        return None
+    why = f"{candidate.version} is not wanted any more"
+    return _write(a.snapshot, stable=current.stable, previous=a.snapshot.ledger.previous, why=why)
+
+
 def _given_up(pod: Pod) -> bool:
-    return isinstance(pod.engine, Unreachable) and pod.engine.attempts >= PATIENCE_ATTEMPTS
+    return pod.ready and isinstance(pod.engine, Unreachable) and pod.engine.attempts >= PATIENCE_ATTEMPTS
 
 
 def _first(a: Assessment) -> Pod | None:
@@ -110,21 +126,21 @@ def _first(a: Assessment) -> Pod | None:
 
 
 def _after_failure(a: Assessment) -> WriteAssignment | None:
-    """Withdraw the failed version; what had become stable goes back to what was stable before."""
-    current = a.snapshot.assignment
-    if current is None or not a.owned or a.spec.rollout.on_failure is OnFailure.HALT:
+    """Withdraw the failed version; what had become stable goes back to what was stable before.
+
+    With Halt the pods that run stay as they are, but one that restarts must not load what is known to fail.
+    """
+    current, back = a.snapshot.assignment, a.snapshot.ledger.previous
+    if current is None or not a.owned:
         return None
-    back = a.snapshot.ledger.previous
-    cause = a.failure.reason if a.failure is not None else ""
+    cause = f"{a.spec.version} failed ({a.failure.reason if a.failure is not None else ''})"
     if a.stable_digest == a.target_digest != "":
-        if a.completed_before or back is None or back.digest == a.target_digest:
+        if a.halted or a.completed_before or back is None or back.digest == a.target_digest:
             return None
-        return _write(a.snapshot, stable=back, why=f"{a.spec.version} failed ({cause}): {back.version} is stable again")
+        return _write(a.snapshot, stable=back, why=f"{cause}: {back.version} is stable again")
     if current.candidate is None:
         return None
-    return _write(
-        a.snapshot, stable=current.stable, previous=back, why=f"{a.spec.version} failed ({cause}): it is withdrawn"
-    )
+    return _write(a.snapshot, stable=current.stable, previous=back, why=f"{cause}: it is withdrawn")
 
 
 def _stable(a: Assessment, target: AssignmentTarget, *, why: str) -> WriteAssignment:

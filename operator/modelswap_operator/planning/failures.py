@@ -10,9 +10,11 @@ from datetime import datetime
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import AssignmentTarget, SwapStatus
 from modelswap_operator.api.modelversion import Failure
+from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.planning.actions import FailedAttempt
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.errors import is_content, text
+from modelswap_operator.planning.progress import deadline
 from modelswap_operator.planning.snapshot import Pod
 
 UNKNOWN = ErrorBody(code="EngineFailed", message="the swap ended without success and without a reason", retryable=True)
@@ -20,7 +22,7 @@ UNKNOWN = ErrorBody(code="EngineFailed", message="the swap ended without success
 
 def new_failure(a: Assessment, now: datetime) -> Failure | None:
     """Return a content failure that status does not hold yet."""
-    return plan_failure(a, now) or _swap_failure(a, now)
+    return plan_failure(a, now) or _swap_failure(a, now) or _candidate_failure(a, now)
 
 
 def plan_failure(a: Assessment, now: datetime) -> Failure | None:
@@ -47,6 +49,29 @@ def _swap_failure(a: Assessment, now: datetime) -> Failure | None:
         for digest, error in _reports(a, pod, wanted):
             if is_content(error) and a.failed(digest) is None:
                 return _failure(a, error, digest=digest, pod=pod.name, now=now)
+    return None
+
+
+def _candidate_failure(a: Assessment, now: datetime) -> Failure | None:
+    """Return a failure when the first pod restarted into the version and cannot serve.
+
+    A restarted container loads what it is assigned, so a version that cannot be loaded keeps the pod down until it is
+    withdrawn; no operation says so then.
+    """
+    current = a.snapshot.assignment
+    candidate = current.candidate if current is not None and a.owned else None
+    if candidate is None or a.failure is not None or candidate.digest != a.target_digest:
+        return None
+    ends = deadline(a)
+    for pod in (p for p in a.counted if p.uid in candidate.pod_uids):
+        state = pod.state
+        error = None
+        if state is not None and state.live is None and state.reason == Reason.LOAD_FAILED:
+            error = ErrorBody(code=Reason.LOAD_FAILED, message=state.message, advice=TEXTS[Reason.LOAD_FAILED])
+        elif ends is not None and now >= ends and not pod.ready and (state is None or state.live is None):
+            error = ErrorBody(code=Reason.CANDIDATE_LOST, message=TEXTS[Reason.CANDIDATE_LOST])
+        if error is not None:
+            return _failure(a, error, digest=candidate.digest, pod=pod.name, now=now)
     return None
 
 
