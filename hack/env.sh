@@ -34,6 +34,7 @@ fi
 echo "[env] making .venv with $("$python" -V) (torch and its libraries: about 6 GB the first time, hard links after that)"
 [ -x .venv/bin/python ] || "$uv" venv --quiet --python "$python" .venv
 export UV_LINK_MODE=${UV_LINK_MODE:-hardlink}
+export UV_COMPILE_BYTECODE=1  # torch and transformers take long to compile at each start
 "$uv" pip sync --require-hashes --python .venv/bin/python requirements/dev.txt
 "$uv" pip install --quiet --no-deps --no-build-isolation --python .venv/bin/python --editable .
 echo "$wanted" > .venv/.modelswap

@@ -11,8 +11,9 @@ import pytest
 from demo.answers import mixed_by_text
 from demo.checkpoints import write_manifest
 from demo.engine import CommandFailed
-from demo.model import DemoModels
+from demo.model import DemoModels, manifest_of
 from demo.quickstart import Quickstart, Settings
+from modelswap_engine.checkpoint.diff import diff
 
 pytestmark = pytest.mark.model
 
@@ -52,7 +53,8 @@ async def test_the_whole_flow_ends_well(settings: Settings, capfd: pytest.Captur
     assert record.answers["1.0"] != record.answers["1.1"]
     assert record.swap is not None
     assert record.swap.plan is not None
-    assert record.swap.plan.changed_tensors == 4
+    old, new = (manifest_of(folder) for folder in (settings.models.base, settings.models.tuned))
+    assert record.swap.plan.changed_tensors == len(diff(old, new).changed)
     assert "ManifestMismatch" in shown
     assert "IncompatibleModel" in shown
     assert "$ modelswap swap --source" in shown

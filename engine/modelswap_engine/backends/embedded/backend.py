@@ -100,7 +100,7 @@ class EmbeddedBackend:
         return Capabilities(
             kind="embedded",
             version=f"transformers {importlib.metadata.version('transformers')}",
-            traffic_modes=[TrafficMode.DRAIN, TrafficMode.RECOMPUTE],
+            traffic_modes=[TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.ABORT],
             rollback=True,
         )
 
