@@ -75,6 +75,12 @@ class OperatorProcess:
             assert time.monotonic() < ends, f"not ready in {seconds:.0f} s:\n{self.log()}"
             time.sleep(0.1)
 
+    def another(self) -> OperatorProcess:
+        """Return a second replica, with the same lease and account."""
+        home = self._home / "another"
+        home.mkdir(exist_ok=True)
+        return OperatorProcess(self._server, home, account=self._account, lease=self._lease)
+
     def kill(self) -> None:
         assert self.child is not None
         self.child.kill()

@@ -268,3 +268,24 @@ async def test_probes_and_metrics(slot: Slot, operator: OperatorProcess) -> None
     assert 'modelswap_watch_last_event_timestamp_seconds{resource="pods"}' in page
     assert slot.name not in page
     assert not re.findall(r".*Traceback.*", operator.log())
+
+
+async def test_a_standby_takes_over_under_a_higher_epoch(slot: Slot, operator: OperatorProcess) -> None:
+    await prepared(slot)
+    flags = ("--leader-elect", "--lease-seconds=3", "--renew-seconds=2", "--retry-seconds=1")
+    operator.stop()
+    operator.start(*flags)
+    operator.wait_ready()
+    standby = operator.another()
+    standby.start(*flags)
+    await eventually(lambda: standby.get("/readyz") == (200, "standby"))
+    slot.bump(V11)
+    await slot.ready_at(V11)
+    first = slot.pods[0].sidecar.swaps[-1].fence.epoch
+    operator.kill()
+    slot.bump(V12)
+    await slot.ready_at(V12)
+    assert slot.pods[0].sidecar.swaps[-1].fence.epoch == first + 1
+    standby.stop()
+    operator.start()
+    operator.wait_ready()

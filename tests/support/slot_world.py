@@ -1,14 +1,16 @@
-"""A slot in one process and in no time: pods that obey, fail and die, driven by the real planner and status summary.
+"""A slot in one process and in no time: pods that obey, fail and die, under the real planner and status.
 
-A stand-in for cluster and engines, for tests of decisions only. It keeps what the API server would keep (object, status,
-assignment) and what each engine would keep; the operator's memory can be lost at any moment (`kill_operator`). The
-fencing rules are the engine's own (`modelswap_engine.swap.fence`), the order of a swap's states is the protocol's table.
+A stand-in for cluster and engines, for tests of decisions only. It keeps what the API server would keep (object,
+status, assignment) and what each engine would keep; the operator's memory can be lost at any moment
+(`kill_operator`). The fencing rules are the engine's own (`modelswap_engine.swap.fence`), the order of a swap's states
+is the protocol's table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -63,7 +65,7 @@ _PATH = (
     SwapState.VERIFIED,
     SwapState.SERVING,
 )
-assert all(b in TRANSITIONS[a] for a, b in zip(_PATH, _PATH[1:], strict=False))
+assert all(b in TRANSITIONS[a] for a, b in pairwise(_PATH))
 
 
 def digest(letter: str) -> str:

@@ -106,7 +106,7 @@ def test_a_version_that_fails_on_the_first_pod_is_withdrawn() -> None:
     assert (world.assignment.stable, world.assignment.candidate) == (GOOD["1.0"].target, None)
     assert len(started(world)) == 1
     assert world.status.failures[0].digest == digest("e")
-    assert [(h.version, h.result) for h in world.status.history][0] == ("2.1", "Failed")
+    assert (world.status.history[0].version, world.status.history[0].result) == ("2.1", "Failed")
 
 
 def test_a_later_pod_that_refuses_takes_the_others_back() -> None:
@@ -361,3 +361,53 @@ def test_an_unreachable_candidate_gives_its_place_to_another_pod() -> None:
 )
 def test_max_unavailable_rounds_down_but_lets_one_through(value: int | str, pods: int, expected: int) -> None:
     assert allowed(value, pods) == expected
+
+
+def test_a_first_pod_that_restarts_into_a_version_it_cannot_load_gets_the_stable_one_back() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("2.1")
+    for _ in range(3):
+        world.run_pass()
+    assert world.assignment is not None
+    assert world.assignment.candidate is not None
+    world.pods[0].restart()
+    world.pods[0].memory.clear()  # the journal's volume was lost with it
+    world.settle()
+    assert world.serving() == ["1.0", "1.0"]
+    assert world.condition("Stalled") == ("True", "LoadFailed")
+
+
+def test_a_first_pod_that_is_down_keeps_its_place_until_the_deadline() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    for _ in range(3):
+        world.run_pass()
+    world.pods[0].ready = world.pods[0].reachable = False
+    for _ in range(20):
+        world.run_pass()
+        world.tick()
+    assert world.assignment is not None
+    assert world.assignment.candidate is not None
+    assert world.assignment.candidate.pod_uids == ["uid-1"]
+    assert world.serving()[1] == "1.0"
+    world.now += timedelta(seconds=601)
+    world.run_pass()
+    world.run_pass()
+    assert world.condition("Stalled") == ("True", "CandidateLost")
+    assert world.assignment.candidate is None
+
+
+def test_an_outdated_candidate_is_withdrawn_although_nobody_can_be_asked() -> None:
+    world = World(pods=1)
+    world.settle()
+    world.bump("2.1")
+    for _ in range(2):
+        world.run_pass()
+    world.pods[0].restart()
+    world.tick()
+    assert world.pods[0].reason == "LoadFailed"
+    world.bump("1.2")
+    world.settle()
+    assert world.serving() == ["1.2"]
