@@ -1,0 +1,156 @@
+"""The operator's client against the engine's real control port: what the planner takes for granted, the engine does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from modelswap_engine.protocol.errors import (
+    ModelswapError,
+    Refused,
+    StaleRevision,
+    StateMoved,
+    Unauthenticated,
+    WrongPod,
+)
+from modelswap_engine.protocol.messages import (
+    EngineState,
+    Fence,
+    PlanRequest,
+    SwapRequest,
+    VersionRef,
+)
+from modelswap_operator.effects.engine_client import Address, EngineClient
+from modelswap_operator.planning.assess import proved
+from modelswap_operator.planning.errors import is_content
+from modelswap_operator.planning.operations import operation_id
+from tests.support.ports import POD, TOKEN, Ports, open_ports
+
+OWNER = "owner-1"
+
+
+class OneToken:
+    """The token that the sidecar knows."""
+
+    def __init__(self, token: str = TOKEN) -> None:
+        self._token = token
+
+    async def token(self, pod_uid: str) -> str | None:
+        return self._token
+
+    def forget(self, pod_uid: str) -> None:
+        return None
+
+
+@dataclass
+class Pair:
+    """A sidecar, and the operator's way to it."""
+
+    ports: Ports
+    client: EngineClient
+    pod: Address
+
+    def order(self, state: EngineState, target: VersionRef, *, revision: int, epoch: int = 1) -> SwapRequest:
+        return SwapRequest(
+            operation_id=operation_id(owner_uid=OWNER, revision=revision, pod_uid=POD, state=state),
+            fence=Fence(pod_uid=POD, owner_uid=OWNER, epoch=epoch, revision=revision),
+            target=target,
+        )
+
+    async def swap(self, target: VersionRef, *, revision: int) -> EngineState:
+        """Start on the state as read, and follow by reading the state, as the operator does."""
+        state = await self.client.state(self.pod)
+        order = self.order(state, target, revision=revision)
+        await self.client.swap(self.pod, order, if_match=f'"{state.boot_id}.{state.seq}"')
+        while True:
+            state = await self.client.state(self.pod)
+            assert state.operation is not None
+            assert state.operation.operation_id == order.operation_id
+            if state.operation.state.terminal:
+                return state
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    async with open_ports(tmp_path) as ports, EngineClient(OneToken()) as client:
+        url = urlsplit(ports.control_url)
+        yield Pair(ports, client, Address(pod="pod", uid=POD, ip=str(url.hostname), port=int(url.port or 0)))
+
+
+async def test_a_state_at_rest_is_proved_and_its_tag_stands_still(pair: Pair) -> None:
+    first = await pair.client.state(pair.pod)
+    assert proved(first, pair.ports.template.digest)
+    target = pair.ports.publish("1.1", norm=b"N" * 2)
+    plan = await pair.client.plan(pair.pod, PlanRequest(target=VersionRef(version="1.1", uri=target.uri)))
+    assert (plan.from_digest, plan.to_digest, plan.refusals) == (
+        first.live.digest if first.live else "",
+        target.digest,
+        [],
+    )
+    assert (plan.changed_tensors, plan.total_tensors) == (1, 2)
+    second = await pair.client.state(pair.pod)
+    assert (second.boot_id, second.seq) == (first.boot_id, first.seq)
+
+
+async def test_a_swap_ends_proved_under_its_revision_and_goes_back_the_same_way(pair: Pair) -> None:
+    target = pair.ports.publish("1.1", norm=b"N" * 2)
+    state = await pair.swap(target, revision=3)
+    assert proved(state, target.digest)
+    assert (state.owner_uid, state.epoch, state.revision) == (OWNER, 1, 3)
+    assert state.live == target
+    assert state.operation is not None
+    assert state.operation.revision == 3
+    assert state.operation.target.digest == target.digest
+    back = await pair.swap(pair.ports.template, revision=4)
+    assert proved(back, pair.ports.template.digest)
+    assert back.operation is not None
+    assert back.operation.bytes_fetched == 0  # the tensors were kept
+
+
+async def test_another_label_for_the_same_content_is_told_without_a_commit(pair: Pair) -> None:
+    same = VersionRef(version="1.0-signed", uri=pair.ports.template.uri, digest=pair.ports.template.digest)
+    state = await pair.swap(same, revision=1)
+    assert state.live is not None
+    assert (state.live.version, state.live.digest) == ("1.0-signed", pair.ports.template.digest)
+    assert state.operation is not None
+    assert state.operation.commit_window_microseconds is None
+
+
+async def test_a_wrong_pin_is_a_content_failure_of_the_plan(pair: Pair) -> None:
+    target = pair.ports.publish("1.1", norm=b"N" * 2)
+    wrong = VersionRef(version="1.1", uri=target.uri, digest="sha256:" + "9" * 64)
+    errors = []
+    try:
+        errors = (await pair.client.plan(pair.pod, PlanRequest(target=wrong))).refusals
+    except Refused as error:
+        errors = [error.body()]
+    assert [e.code for e in errors] == ["DigestMismatch"]
+    assert is_content(errors[0])
+
+
+async def test_a_missing_source_is_a_content_failure_too(pair: Pair) -> None:
+    with pytest.raises(ModelswapError) as refused:
+        await pair.client.plan(pair.pod, PlanRequest(target=VersionRef(version="9", uri="file:///models/9")))
+    assert refused.value.code == "SourceNotFound"
+    assert is_content(refused.value.body())
+
+
+async def test_fencing_is_seen_as_typed_errors(pair: Pair) -> None:
+    target = pair.ports.publish("1.1", norm=b"N" * 2)
+    state = await pair.swap(target, revision=5)
+    template = pair.ports.template
+    tag = f'"{state.boot_id}.{state.seq}"'
+    with pytest.raises(StaleRevision):
+        await pair.client.swap(pair.pod, pair.order(state, template, revision=4), if_match=tag)
+    with pytest.raises(StateMoved):
+        await pair.client.swap(pair.pod, pair.order(state, template, revision=6), if_match='"other.1"')
+    elsewhere = Address(pod="pod", uid="uid-2", ip=pair.pod.ip, port=pair.pod.port)
+    with pytest.raises(WrongPod):
+        await pair.client.state(elsewhere)
+    async with EngineClient(OneToken("wrong")) as stranger:
+        with pytest.raises(Unauthenticated):
+            await stranger.state(pair.pod)
