@@ -90,6 +90,16 @@ class Rollouts(RuleBasedStateMachine):
         pod = self._pod(pick)
         pod.reachable = not pod.reachable
 
+    @precondition(lambda self: any(p.busy and p.ready and p.reachable for p in self.world.pods))
+    @rule()
+    def cut_off_in_mid_swap(self) -> None:
+        next(p for p in self.world.pods if p.busy and p.ready and p.reachable).reachable = False
+
+    @precondition(lambda self: self.world.pods)
+    @rule(pick=PICK)
+    def lose_the_next_answer(self, pick: int) -> None:
+        self._pod(pick).goes_silent = True
+
     @precondition(lambda self: self.world.pods)
     @rule(pick=PICK)
     def ready_or_not(self, pick: int) -> None:
@@ -142,6 +152,7 @@ class Rollouts(RuleBasedStateMachine):
             pod.reachable = True
             pod.ready = pod.live is not None
             pod.transient_faults = 0
+            pod.goes_silent = False
         world.edit(suspend=False)
         world.settle(limit=3000)
         assert world.status.observed_generation == world.generation

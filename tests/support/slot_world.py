@@ -35,6 +35,7 @@ from modelswap_operator.api.modelversion import (
     Rollout,
     Source,
 )
+from modelswap_operator.effects.engine_client import EngineTimeout
 from modelswap_operator.planning.actions import (
     Action,
     AskPlans,
@@ -117,6 +118,8 @@ class SimPod:
     accepted: fences.Accepted | None = None
     operation: SwapStatus | None = None
     memory: dict[str, SwapStatus] = field(default_factory=dict)
+    goes_silent: bool = False
+    """It accepts the next swap, but its answer and what follows are lost on the way."""
     transient_faults: int = 0
     refuses: set[str] = field(default_factory=set)
     quarantined: bool = False
@@ -363,6 +366,7 @@ class World:
                 self.revisions.append(action.assignment.revision)
                 self.assignment, self.ledger = action.assignment, action.ledger
             case StartSwaps():
+                self.memory.sent(action.orders)
                 for order in action.orders:
                     self._note(snapshot, self._call(order.pod, order.request))
             case CancelSwaps():
@@ -384,8 +388,12 @@ class World:
         self.memory.note(attempts, now=self.now, random=0.5, slow=slow)
 
     def _call(self, pod: Pod, request: SwapRequest) -> tuple[FailedAttempt, ...]:
+        sim = self._sim(pod.uid)
         try:
-            self._sim(pod.uid).swap(request)
+            sim.swap(request)
+            if sim.goes_silent:
+                sim.goes_silent = sim.reachable = False
+                raise EngineTimeout(f"pod {pod.name} did not answer")
         except ModelswapError as error:
             failed = FailedAttempt(
                 pod=pod,

@@ -134,6 +134,7 @@ def _start(a: Assessment, now: datetime) -> Action | None:
     pods = choose(
         (p for p in a.counted if _pending(a, p, now)),
         counted=a.counted,
+        idle=a.snapshot.memory.idle,
         max_unavailable=a.spec.rollout.max_unavailable,
     )
     return StartSwaps(orders=tuple(_swap_order(a, pod) for pod in pods)) if pods else None
@@ -159,7 +160,8 @@ def _swap_order(a: Assessment, pod: Pod) -> SwapOrder:
     if current is None or desired is None or state is None:
         raise ValueError(f"pod {pod.name}: nothing to swap to")
     fence = Fence(pod_uid=pod.uid, owner_uid=a.snapshot.uid, epoch=a.snapshot.epoch, revision=current.revision)
-    peers = sum(not unavailable(p) and p.uid != pod.uid for p in a.present)
+    idle = a.snapshot.memory.idle
+    peers = sum(not unavailable(p, idle) and p.uid != pod.uid for p in a.present)
     request = SwapRequest(
         operation_id=operation_id(owner_uid=a.snapshot.uid, revision=current.revision, pod_uid=pod.uid, state=state),
         fence=fence,

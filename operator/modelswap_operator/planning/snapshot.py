@@ -120,11 +120,15 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What this process remembers between passes. Losing it costs repeated questions, never a wrong decision."""
+    """What this process remembers between passes. Losing it costs time and repeated questions, never a wrong decision.
+
+    ``idle`` holds the UIDs of pods that were read without an operation in flight and asked for nothing since.
+    """
 
     plans: Mapping[PlanKey, PlanResult] = field(default_factory=dict)
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     progress: Progress | None = None
+    idle: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import Plan
-from modelswap_operator.planning.actions import FailedAttempt, PlanOrder
+from modelswap_operator.planning.actions import FailedAttempt, PlanOrder, SwapOrder
+from modelswap_operator.planning.assess import running
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
 from modelswap_operator.planning.errors import is_moved
 from modelswap_operator.planning.progress import advance
@@ -20,13 +21,14 @@ MOVED_AT_ONCE = 3
 
 
 class SlotMemory:
-    """Plans asked for, attempts that failed, and when the slot last came further."""
+    """Plans asked for, attempts that failed, when the slot last came further, and which pods are known to be idle."""
 
     def __init__(self) -> None:
         self._plans: dict[PlanKey, PlanResult] = {}
         self._attempts: dict[str, Attempt] = {}
         self._progress: Progress | None = None
         self._generation = 0
+        self._idle: set[str] = set()
 
     def view(self) -> Memory:
         """Return it as the planner may see it."""
@@ -34,6 +36,7 @@ class SlotMemory:
             plans=MappingProxyType(dict(self._plans)),
             attempts=MappingProxyType(dict(self._attempts)),
             progress=self._progress,
+            idle=frozenset(self._idle),
         )
 
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
@@ -49,7 +52,14 @@ class SlotMemory:
             for uid, attempt in self._attempts.items()
             if uid in present and attempt.revision == revision and live.get(uid) != attempt.digest
         }
+        read = {p.uid for p in snapshot.pods if p.state is not None}
+        self._idle &= present - read
+        self._idle |= {p.uid for p in snapshot.pods if p.uid in read and running(p) is None}
         self._progress = advance(snapshot, now)
+
+    def sent(self, orders: Iterable[SwapOrder]) -> None:
+        """Remember, before it is sent, that a pod is asked to swap: its answer may be lost on the way."""
+        self._idle -= {order.pod.uid for order in orders}
 
     def note(self, attempts: Iterable[FailedAttempt], *, now: datetime, random: float, slow: bool) -> None:
         """Remember failed attempts; the next try waits longer, and much longer once the deadline has passed."""

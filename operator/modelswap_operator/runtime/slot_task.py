@@ -112,6 +112,7 @@ class SlotTask(ObjectTask):
                 await tools.performer.publish(look, action)
                 self._log.info("assignment published", revision=action.assignment.revision, why=action.why)
             case StartSwaps():
+                self._memory.sent(action.orders)
                 failed = await tools.performer.start(action)
                 self._note(look.snapshot, failed, now)
                 refused = {f.pod.uid for f in failed}

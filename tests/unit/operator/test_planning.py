@@ -411,3 +411,50 @@ def test_an_outdated_candidate_is_withdrawn_although_nobody_can_be_asked() -> No
     world.bump("1.2")
     world.settle()
     assert world.serving() == ["1.2"]
+
+
+def test_a_pod_lost_from_sight_in_mid_swap_uses_up_the_budget() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.bump("1.1")
+    until(world, SwapState.SERVING)
+    for _ in range(3):
+        world.run_pass()
+    second = world.pods[1]
+    assert (second.busy, second.ready) == (True, True)
+    second.reachable = False
+    for _ in range(5):
+        world.run_pass()
+    assert started(world) == [("pod-1",), ("pod-2",)]
+    world.kill_operator()  # the next process knows nothing of it
+    for _ in range(5):
+        world.run_pass()
+    assert started(world) == [("pod-1",), ("pod-2",)]
+    second.reachable = True
+    world.settle()
+    assert world.serving() == ["1.1"] * 3
+
+
+def test_a_pod_whose_answer_was_lost_uses_up_the_budget() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.pods[1].goes_silent = True
+    world.bump("1.1")
+    for _ in range(40):
+        world.run_pass()
+        world.tick()
+    assert started(world) == [("pod-1",), ("pod-2",)]
+    world.pods[1].reachable = True
+    world.settle()
+    assert world.serving() == ["1.1"] * 3
+
+
+def test_an_idle_pod_lost_from_sight_holds_up_no_other() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.pods[1].reachable = False
+    world.bump("1.1")
+    for _ in range(40):
+        world.run_pass()
+        world.tick()
+    assert world.serving() == ["1.1", "1.0", "1.1"]
