@@ -214,7 +214,11 @@ class Core:
         return {version.digest for version in (self.live, self.previous) if version is not None}
 
     async def finish(self, operation: Operation, state: SwapState, *, error: ErrorBody | None = None) -> None:
-        """End an operation: first in the journal, so that its answer stays the same, then for those who watch."""
+        """End an operation: first in the journal, so that its answer stays the same, then for those who watch.
+
+        The outcome comes last: a crash that keeps only the first record must not end the doubt without saying what
+        is served.
+        """
         status = machine.end(
             operation.status,
             state,
@@ -225,7 +229,7 @@ class Core:
         records: tuple[Record, ...] = (Outcome(status=status),)
         if state.succeeded and self.live is not None:
             self.completed += 1
-            records += (Served(version=self.live.ref),)
+            records = (Served(version=self.live.ref), *records)
         try:
             await self.record(*records)
         except ModelswapError as failure:

@@ -49,12 +49,13 @@ async def assess(
 
 
 def _known(core: Core, target: VersionRef) -> Version | None:
-    """Return the live or retained version when it is the pinned one, under its new name; no source is asked."""
+    """Return the live or retained version when it is the pinned one, under its new name; no source is asked.
+
+    Another URI is asked first whether it holds that content: it is where the version is loaded from after a loss.
+    """
     for held in (core.live, core.previous):
-        if held is not None and held.digest == target.digest:
-            ref = VersionRef(
-                version=target.version or held.ref.version, uri=target.uri or held.ref.uri, digest=held.digest
-            )
+        if held is not None and held.digest == target.digest and target.uri in ("", held.ref.uri):
+            ref = VersionRef(version=target.version or held.ref.version, uri=held.ref.uri, digest=held.digest)
             return Version(ref=ref, resolved=held.resolved, directory=held.directory)
     return None
 

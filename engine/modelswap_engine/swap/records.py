@@ -70,7 +70,9 @@ def fold(state: JournalState, record: Record) -> JournalState:
         case Intent():
             return replace(state, intent=record)
         case Served():
-            return replace(state, served=record.version, intent=None)  # whatever was in doubt is decided
+            # What was in doubt is decided; an intent that became true still tells which operation it was, to its end.
+            confirmed = state.intent is not None and state.intent.target == record.version
+            return replace(state, served=record.version, intent=state.intent if confirmed else None)
         case Template():
             return replace(state, template=record.uri)
         case Outcome():

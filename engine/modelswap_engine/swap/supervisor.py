@@ -66,14 +66,15 @@ class Supervisor:
         version = await loader.reload(
             core, choice.target, operation_id=f"load-{core.settings.boot_id}-{self._attempts}"
         )
-        # Only now: until something is served, a change of the template must be seen again at the next attempt.
-        records: list[Record] = [Template(uri=self._template.uri)]
-        records += [choice.adopted] if choice.adopted is not None else []
+        # A crash may keep only the first of them, so each must be true without those after it: what is served, how an
+        # interrupted swap ended, and only then what makes a template or a file old news.
+        records: list[Record] = [Served(version=version.ref)]
         ended = interrupted(core.journal.state, live=version.digest, at=core.clock.timestamp())
-        if ended is not None:
-            records.insert(0, Outcome(status=ended))
+        records += [Outcome(status=ended)] if ended is not None else []
+        records += [Template(uri=self._template.uri)]
+        records += [choice.adopted] if choice.adopted is not None else []
         try:
-            await core.record(*records, Served(version=version.ref))
+            await core.record(*records)
         except ModelswapError as error:
             log.error("serving %s, but: %s", version.digest, error.message)
 

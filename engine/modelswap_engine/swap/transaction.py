@@ -156,9 +156,10 @@ class Transaction:
         core, operation = self._core, self._operation
 
         async def tidy() -> None:
-            if not self._request.loading.keep_previous:
+            keep = self._request.loading.keep_previous
+            if not keep:
                 core.previous = None
-                await core.engine.release(operation.id, previous=True)
+            await core.engine.release(operation.id, previous=not keep)  # what undid the commit is not needed any more
             await core.refresh_memory()
 
         if await recovery.guarded(tidy) is not None:

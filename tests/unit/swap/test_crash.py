@@ -138,3 +138,36 @@ async def test_a_crash_in_the_middle_of_writing_the_outcome_is_as_if_it_was_not_
     await world.start()
     world.assert_serves(target)
     assert world.coordinator.operation("op-1").state is SwapState.SERVING
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+async def test_a_crash_between_the_last_two_records_keeps_the_new_version(world, pinned):
+    target = world.publish("1.1", checkpoint(q=b"QQQQ"))
+    await world.swap(target if pinned else VersionRef(version="1.1", uri=target.uri))
+    path = world.folder / "journal"
+    lines = path.read_bytes().splitlines(keepends=True)
+    await world.crash()
+    world.journal.close()
+    path.write_bytes(b"".join(lines[:-1]))
+    world.build()
+    await world.start()
+    world.assert_serves(target)
+    assert world.coordinator.operation("op-1").state is SwapState.SERVING
+
+
+async def test_each_record_of_a_start_is_true_without_those_after_it(world):
+    target = world.publish("1.1", checkpoint(q=b"QQQQ"))
+    await world.swap(target, owner="cli")
+    world.template = world.publish("2.0", checkpoint(k=b"KKKK"))
+    await world.crash()
+    path = world.folder / "journal"
+    before = len(path.read_bytes().splitlines())
+    await world.start()
+    lines = path.read_bytes().splitlines(keepends=True)
+    for kept in range(before, len(lines)):
+        await world.crash()
+        world.journal.close()
+        path.write_bytes(b"".join(lines[:kept]))
+        world.build()
+        await world.start()
+        world.assert_serves(world.template)

@@ -373,3 +373,32 @@ async def test_a_caller_that_goes_away_cancels_nothing(world):
     status = await world.clock.run(last(world.coordinator, "op-1"))
     assert status.state is SwapState.SERVING
     world.assert_serves(target)
+
+
+async def test_what_undoes_a_commit_is_released_after_the_swap_and_the_previous_version_stays(world):
+    target = world.publish("1.1", checkpoint(q=b"QQQQ"))
+    await world.swap(target)
+    assert world.backend.steps.index("release") > world.backend.steps.index("resume")
+    assert world.backend.previous is not None
+    assert world.state.previous == world.template
+
+
+@pytest.mark.parametrize("retained", [False, True])
+async def test_a_held_digest_under_another_uri_is_looked_for_there(world, retained):
+    wanted = world.template
+    if retained:
+        assert (await world.swap(world.publish("1.1", checkpoint(q=b"QQQQ")))).state is SwapState.SERVING
+    live = world.state.live
+    typo = VersionRef(version="1.0", uri="file:///models/typo", digest=wanted.digest)
+    status = await world.swap(typo, "op-typo", revision=2)
+    assert status.state is SwapState.ABORTED
+    assert status.error.code == "SourceNotFound"
+    other = world.publish("other", checkpoint(norm=b"NN"))
+    status = await world.swap(VersionRef(version="1.0", uri=other.uri, digest=wanted.digest), "op-other", revision=3)
+    assert status.error.code == "DigestMismatch"
+    world.assert_serves(live)
+    moved = world.publish("moved", checkpoint())
+    status = await world.swap(moved, "op-moved", revision=4)
+    assert status.state is SwapState.SERVING
+    assert status.bytes_fetched == 0
+    world.assert_serves(moved)
