@@ -44,7 +44,7 @@ class Settings:
     questions: Sequence[str] = QUESTIONS
     streams: int = 4
     max_tokens: int = 20
-    served_between: int = 8
+    served_between: int = 6
     mixed: Classifier = mixed_by_digest
     options: Sequence[str] = ()
 
@@ -132,13 +132,12 @@ class Quickstart:
     async def _step(self, version: str, engine: Engine, load: Load) -> None:
         """Let clients be answered, and show what the version says to the same questions."""
         await load.served_more(self._settings.served_between)
-        heard: list[str] = []
-        for question in self._settings.questions:
-            answer = await ask_once(engine.data_url, model=self._settings.name, prompt=question)
+        asking = (ask_once(engine.data_url, model=self._settings.name, prompt=q) for q in self._settings.questions)
+        answers = await asyncio.gather(*asking)
+        for answer in answers:
             self._expect(answer.served and answer.version == version, f"not an answer of {version}: {answer}")
-            heard.append(answer.text.strip())
-            say(f"{question}\n   {version}: {heard[-1]}")
-        self.record.answers[version] = heard
+            say(f"{answer.prompt}\n   {version}: {answer.text.strip()}")
+        self.record.answers[version] = [answer.text.strip() for answer in answers]
 
     def _conclude(self, summary: Summary) -> None:
         self.record.summary = summary
