@@ -8,7 +8,7 @@ import asyncio
 from pathlib import Path
 
 from modelswap_engine.http.text_model import TextModel, load_text_model
-from modelswap_engine.protocol.errors import InvalidCheckpoint, NotReady
+from modelswap_engine.protocol.errors import NotReady, Unavailable
 from modelswap_engine.protocol.messages import VersionRef
 
 LOAD_SECONDS = 120.0
@@ -27,6 +27,7 @@ class VersionResources:
 
         Raises:
             UnsupportedFormat, InvalidCheckpoint: this version cannot be spoken with.
+            Unavailable: it took too long, which says more about this machine than about the version.
         """
         if digest in self._models:
             return
@@ -34,7 +35,9 @@ class VersionResources:
             async with asyncio.timeout(LOAD_SECONDS):
                 self._models[digest] = await asyncio.to_thread(load_text_model, directory)
         except TimeoutError:
-            raise InvalidCheckpoint(f"the tokenizer did not load within {LOAD_SECONDS:.0f} s") from None
+            raise Unavailable(
+                f"the tokenizer did not load within {LOAD_SECONDS:.0f} s", advice="give the engine more CPU, or try again"
+            ) from None
 
     def activate(self, version: VersionRef) -> None:
         """Remember the label of the version that is live from now on."""

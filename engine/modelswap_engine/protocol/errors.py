@@ -135,15 +135,17 @@ class UnsupportedScheme(Refused):
 
 
 class SourceNotFound(Refused):
-    """Nothing is at this URI."""
+    """Nothing is at this URI; a volume or a mirror may bring it later."""
 
     code = "SourceNotFound"
+    retryable = True
 
 
 class InsufficientMemory(Refused):
-    """Staging would exceed the memory that the process may use."""
+    """Staging or loading would exceed the memory that the process may use at this moment."""
 
     code = "InsufficientMemory"
+    retryable = True
 
 
 class ChecksFailed(Refused):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from modelswap_engine.backends.port import Hashes
 from modelswap_engine.checkpoint.manifest import Manifest
-from modelswap_engine.protocol.errors import Busy, DigestMismatch, ModelswapError, WorkerLost
+from modelswap_engine.protocol.errors import BadRequest, Busy, DigestMismatch, ModelswapError, WorkerLost
 from modelswap_engine.protocol.messages import AuditState, CheckResult, TensorCheck
 from modelswap_engine.swap import recovery
 from modelswap_engine.swap.core import Core, log
@@ -37,11 +37,17 @@ async def check(core: Core, version: Version, pattern: str) -> CheckResult:
 
     Raises:
         Busy: a swap or a recovery came first.
+        BadRequest: nothing that the pattern names can be read back.
         ModelswapError: the engine could not answer.
     """
     with core.preemptible() as preempted:
         hashes = await core.engine.hashes(pattern, unless=preempted)
     mismatched = compare(version.manifest, hashes, groups=core.engine.groups(), pattern=pattern)
+    if not hashes.tensors and not mismatched:
+        raise BadRequest(
+            f"no tensor that can be read back matches {pattern[:200]!r}",
+            advice="use a glob of checkpoint tensor names, for example 'model.layers.0.*'",
+        )
     if mismatched:
         first = mismatched[0]
         error = DigestMismatch(

@@ -145,6 +145,11 @@ class Coordinator:
         """Return the entity tag of the state, quotes included."""
         return self._core.etag
 
+    @property
+    def live(self) -> VersionRef | None:
+        """The version that serves."""
+        return self._core.live_ref()
+
     def ready(self) -> bool:
         """Say whether new requests should be routed here."""
         return self._core.ready
@@ -256,6 +261,7 @@ class Coordinator:
         """Re-hash live tensors; a mismatch takes the engine out of rotation.
 
         Raises:
+            BadRequest: the pattern names nothing.
             Busy: an operation is in progress.
             NotReady: nothing is live.
         """

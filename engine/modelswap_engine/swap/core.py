@@ -190,6 +190,11 @@ class Core:
             listener.activate(version.ref)
         self.touch()
 
+    def accept(self) -> None:
+        """Let requests in again; a process that is ending goes on refusing them."""
+        if not self.stopping:
+            self.gate.accept()
+
     def unpublish(self, reason: str, error: ErrorBody, *, quarantine: bool = False) -> None:
         """No version can be served: everybody is refused until a whole version has been loaded."""
         self.live = self.previous = None

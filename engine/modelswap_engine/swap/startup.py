@@ -58,12 +58,18 @@ def _assigned(journal: JournalState, assignment: Assignment | None, pod_uid: str
 
 
 def _refused_here(journal: JournalState, target: AssignmentTarget) -> bool:
-    """Say whether the latest decision was for this content, and the content itself was the reason it failed."""
-    accepted = journal.accepted
-    status = journal.outcome(accepted.operation_id) if accepted is not None else None
-    if status is None or status.error is None or not isinstance(from_body(status.error), Refused):
-        return False
-    return status.target.digest == target.digest
+    """Say whether a swap to this content failed for the content itself, and none to it succeeded since.
+
+    All outcomes count, not only the latest decision's: the fallback of the last restart was a decision too.
+    """
+    for status in reversed(journal.outcomes):
+        if target.digest and status.target.digest == target.digest:
+            if status.state.succeeded:
+                return False
+            error = from_body(status.error) if status.error is not None else None
+            if isinstance(error, Refused) and not error.retryable:
+                return True
+    return False
 
 
 def _journaled(journal: JournalState, template: VersionRef) -> VersionRef | None:

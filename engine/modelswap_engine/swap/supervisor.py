@@ -57,7 +57,7 @@ class Supervisor:
                 core.unpublish("LoadFailed", failure.body())
                 return False
             core.healthy()
-            core.gate.accept()
+            core.accept()
             return True
 
     async def _load(self) -> None:

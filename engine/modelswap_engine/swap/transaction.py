@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
-from modelswap_engine.protocol.errors import ModelswapError
+from modelswap_engine.protocol.errors import InvalidCheckpoint, ManifestMismatch, ModelswapError
 from modelswap_engine.protocol.messages import PlanRequest, SwapRequest, VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap import loader, recovery
@@ -98,7 +98,11 @@ class Transaction:
         retained = core.previous
         if isinstance(order, StageRetained) or order.drop_previous:
             core.previous = None  # whatever happens to it now, it is no longer surely there
-        replies = await core.engine.stage(order, unless=operation.interrupted)
+        try:
+            replies = await core.engine.stage(order, unless=operation.interrupted)
+        except (ManifestMismatch, InvalidCheckpoint):
+            await self._unchanged(new)  # overwritten under the reader is not a bad version
+            raise
         if isinstance(order, StageRetained):
             core.previous = retained
         operation.advance(_S.STAGED, **_staged(replies))
@@ -111,10 +115,13 @@ class Transaction:
                 unless=operation.interrupted,
             )
         if isinstance(order, Stage):
-            await core.bounded("the source", new.resolved.unchanged(), core.settings.resolve_seconds)
+            await self._unchanged(new)
         await core.engine.prepare(operation.id, new.digest)
         operation.advance(_S.PREPARED)
         operation.check()
+
+    async def _unchanged(self, new: Version) -> None:
+        await self._core.bounded("the source", new.resolved.unchanged(), self._core.settings.resolve_seconds)
 
     def _order(self, decision: Decision, new: Version) -> Stage | StageRetained:
         work, operation_id, directory = decision.work, self._operation.id, str(new.directory)
@@ -183,7 +190,7 @@ class Transaction:
         for state in (_S.PREPARED, _S.PAUSING, _S.COMMITTING, _S.COMMITTED, _S.VERIFIED):
             operation.advance(state)
         core.healthy()
-        core.gate.accept()
+        core.accept()
 
     async def _aborted(self, error: ModelswapError) -> SwapState:
         core = self._core

@@ -1,7 +1,9 @@
 """The data port over real sockets: bodies, streams, errors, and answers in whose middle something happens."""
 
 import asyncio
+import dataclasses
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from aiohttp import ClientResponse
 from structlog.testing import capture_logs
 
 from modelswap_engine.backends.port import FinishReason
-from modelswap_engine.protocol.errors import WorkerLost
+from modelswap_engine.protocol.errors import SourceUnreadable, WorkerLost
 from modelswap_engine.protocol.messages import PauseRequest, Traffic, TrafficMode, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from tests.support.ports import CONTEXT, MAX_REQUESTS, MODEL, Ports
@@ -341,3 +343,32 @@ async def test_requests_are_counted_by_version_and_outcome(ports: Ports) -> None
         "modelswap_http_requests_in_flight 0.0",
     ):
         assert line in text
+
+
+async def test_a_prompt_is_not_run_on_a_version_that_did_not_tokenize_it(ports: Ports) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    model = ports.resources.of(ports.template.digest)
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model.tokenizer, name)
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> object:
+            inside.set()
+            assert go_on.wait(20)
+            return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    ports.resources._models[ports.template.digest] = dataclasses.replace(model, tokenizer=Slow())  # type: ignore[arg-type]
+    asking = asyncio.create_task(chat(ports))
+    await asyncio.to_thread(inside.wait, 20)
+    ports.sources.errors[ports.template.uri] = SourceUnreadable("the volume is away")
+    ports.backend.kill()
+    while ports.coordinator.live is not None:
+        await asyncio.sleep(0.01)
+    other = ports.publish("1.1", norm=b"N" * 2)
+    assert (await ports.swap(other, "op-1")).state is SwapState.SERVING
+    go_on.set()
+    response = await asking
+    assert (response.status, (await response.json())["error"]["code"]) == (503, "NotReady")
+    assert ports.backend.asked == []
+    assert (await chat(ports)).status == 200

@@ -421,3 +421,30 @@ async def test_errors_of_a_plan_are_typed(world):
 async def test_the_last_status_of_a_watch_is_terminal(world, target):
     await world.coordinator.swap(request(target))
     assert (await world.clock.run(last(world.coordinator, "op-1"))).state.terminal
+
+
+@pytest.mark.parametrize("pattern", ["nothing.*", ""])
+async def test_a_check_of_nothing_is_not_a_success(world, pattern):
+    with pytest.raises(BadRequest, match="no tensor"):
+        await world.coordinator.check(CheckRequest(pattern=pattern))
+    assert world.state.ready
+
+
+async def test_a_version_that_is_loaded_while_the_process_ends_lets_nobody_in(tmp_path, monkeypatch):
+    world = World(tmp_path)
+    loaded, load = asyncio.Event(), world.backend.load
+
+    async def slow(order):
+        await loaded.wait()
+        return await load(order)
+
+    monkeypatch.setattr(world.backend, "load", slow)
+    starting = asyncio.ensure_future(world.coordinator.start(world.template, None))
+    await world.clock.settle()
+    await world.clock.run(world.coordinator.drain(0.5))
+    loaded.set()
+    await world.clock.run(starting)
+    with pytest.raises(NotReady, match="stopping"):
+        async with world.coordinator.admission():
+            pass
+    await world.stop()

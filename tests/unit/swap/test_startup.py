@@ -1,8 +1,9 @@
 """What a process that starts must serve: the newer of journal and assignment file, else its template."""
 
+import msgspec
 import pytest
 
-from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceUnreadable
+from modelswap_engine.protocol.errors import InsufficientMemory, InvalidCheckpoint, NotReady, SourceUnreadable
 from modelswap_engine.protocol.messages import Assignment, AssignmentCandidate, AssignmentTarget, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.fence import Accepted
@@ -79,6 +80,32 @@ def test_a_candidate_that_was_proved_bad_here_falls_back_to_stable():
     assert chosen(bad, assignment(5, candidate="new")) == ref("stable")
     unlucky = journal(5, state=SwapState.ABORTED, error=SourceUnreadable("network"))
     assert chosen(unlucky, assignment(5, candidate="new")) == ref("new")
+
+
+def outcome(name, state, error=None):
+    return SwapStatus(
+        operation_id=f"op-{name}-{state}", state=state, target=ref(name), error=error.body() if error else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ([outcome("new", SwapState.ABORTED, InvalidCheckpoint("x")), outcome("stable", SwapState.SERVING)], "stable"),
+        ([outcome("new", SwapState.ABORTED, InvalidCheckpoint("x")), outcome("new", SwapState.SERVING)], "new"),
+        (
+            [
+                outcome("new", SwapState.ABORTED, InvalidCheckpoint("x")),
+                outcome("new", SwapState.ROLLED_BACK, NotReady("restarted")),
+            ],
+            "stable",
+        ),
+        ([outcome("new", SwapState.ABORTED, InsufficientMemory("now"))], "new"),
+    ],
+)
+def test_a_candidate_stays_refused_after_later_decisions_until_it_has_served(outcomes, expected):
+    before = msgspec.structs.replace(journal(5, operation_id="", target="stable"), outcomes=tuple(outcomes))
+    assert chosen(before, assignment(5, candidate="new")) == ref(expected)
 
 
 def test_without_a_file_the_journal_says_what_was_served():

@@ -3,7 +3,7 @@
 import pytest
 
 from modelswap_engine.backends.port import RequestPolicy
-from modelswap_engine.protocol.errors import DigestMismatch, NotReady, SourceUnreadable
+from modelswap_engine.protocol.errors import DigestMismatch, ManifestMismatch, NotReady, SourceUnreadable
 from modelswap_engine.protocol.messages import Loading, LoadingMode, Traffic, TrafficMode, VerifyMode, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_backend import Fault
@@ -402,3 +402,17 @@ async def test_a_held_digest_under_another_uri_is_looked_for_there(world, retain
     assert status.state is SwapState.SERVING
     assert status.bytes_fetched == 0
     world.assert_serves(moved)
+
+
+async def test_a_file_that_was_overwritten_while_it_was_staged_is_no_bad_version(world):
+    target = world.publish("1.1", checkpoint(q=b"QQQQ"))
+    world.backend.error = ManifestMismatch("tensor q: other bytes")
+    world.backend.faults["stage"] = Fault.ERROR
+    world.sources.touched.add(target.uri)
+    status = await world.swap(target)
+    assert (status.state, status.error.code, status.error.retryable) == (SwapState.ABORTED, "SourceChanged", True)
+    world.sources.touched.clear()
+    world.backend.faults["stage"] = Fault.ERROR
+    status = await world.swap(target, "op-2", revision=2)
+    assert (status.error.code, status.error.retryable) == ("ManifestMismatch", False)
+    world.assert_serves(world.template)

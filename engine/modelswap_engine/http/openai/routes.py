@@ -26,7 +26,8 @@ from modelswap_engine.http.openai.text import TextStream
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.text_model import TextModel
 from modelswap_engine.protocol.codec import decode
-from modelswap_engine.protocol.errors import BadRequest
+from modelswap_engine.protocol.errors import BadRequest, NotReady
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.swap.coordinator import Coordinator
 
 REQUIRE_HEADER = "x-modelswap-require-version"
@@ -139,6 +140,7 @@ class DataPort:
                     text=text,
                     context_limit=self._settings.context_limit,
                 )
+                self._require_live(live)
                 stream = self._backend.generate(order)
                 admission.submitted()
                 async with aclosing(stream) as tokens:
@@ -150,6 +152,15 @@ class DataPort:
                     )
                     exchange = self._exchange(ask, shape=shape, order=order, answer=answer, outcome=outcome)
                     return await (exchange.stream(request) if ask.stream else exchange.whole())
+
+    def _require_live(self, admitted: VersionRef) -> None:
+        """Refuse when the version that tokenized is gone: a lost worker is loaded again without asking the admitted.
+
+        Nothing may be awaited between this and the hand-over to the engine.
+        """
+        live = self._coordinator.live
+        if live is None or live.digest != admitted.digest:
+            raise NotReady("another version was loaded while the prompt was tokenized", advice="send it again")
 
     def _exchange(
         self, ask: AnyRequest, *, shape: bodies.Shape, order: Generate, answer: Answer, outcome: Outcome
