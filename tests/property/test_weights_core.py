@@ -1,20 +1,26 @@
 """The weights core on a module with every kind of loading rule: live bytes are always exactly one version's."""
 
 import itertools
+import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from modelswap_engine.backends.port import StageRetained
 from modelswap_engine.protocol.errors import (
     Busy,
+    Cancelled,
     ChecksFailed,
     IncompatibleModel,
     ManifestMismatch,
     ModelswapError,
     NotFound,
+    SourceUnreadable,
 )
 
 pytestmark = pytest.mark.model
@@ -62,7 +68,7 @@ class _Bench:
     def stage(self, version, names, operation: str, **options) -> None:
         from modelswap_engine.weights.pace import Pace
 
-        self.updater.stage(version.order(operation, names, **options), pace=Pace())
+        self.updater.stage(version.order(operation, names, **options), lambda read: read(Pace()))
 
     def check(self) -> None:
         fresh = self.lab.fill(self.lab.LabModule(), self.live)
@@ -150,6 +156,95 @@ def test_a_released_commit_cannot_be_undone_and_one_that_never_was_needs_no_undo
         bench.updater.rollback("one")
     bench.live = version
     bench.check()
+
+
+def test_a_swap_that_never_committed_is_undone_by_nothing_also_after_another_swap(bench: _Bench) -> None:
+    _apply(bench, "swap", [("norm",)], 1)
+    first, names = bench.next_version([("out",)], 2)
+    bench.stage(first, names, "one")
+    bench.updater.prepare("one")
+    bench.updater.commit("one")
+    # Nobody releases the first one; the second one ends between pause and commit.
+    bench.live = first
+    second, names = bench.next_version([("embed",), ("out",)], 3)
+    bench.stage(second, names, "two")
+    bench.updater.rollback("two")
+    bench.updater.prepare("two")
+    bench.updater.rollback("two")
+    bench.check()
+    with pytest.raises(Busy):
+        bench.updater.rollback("one")
+    bench.updater.commit("two")
+    bench.live = second
+    bench.check()
+    bench.updater.rollback("two")
+    bench.live = first
+    bench.check()
+
+
+def _swap_all(bench: _Bench, seeds: Iterable[int]) -> list[Any]:
+    """Swap all tensors once per seed; return weak references to the memory of ``out`` in every version."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    stored = [StorageWeakRef(bench.module.out.untyped_storage())]
+    for seed in seeds:
+        _apply(bench, "swap", _GROUPS, seed)
+        stored.append(StorageWeakRef(bench.module.out.untyped_storage()))
+    return stored
+
+
+def test_after_two_swaps_memory_holds_the_live_and_one_previous_version(bench: _Bench) -> None:
+    stored = _swap_all(bench, (1, 2))
+    assert [item.expired() for item in stored] == [True, False, False]
+    sizes = bench.updater.sizes()
+    assert sizes.previous == sizes.live
+
+
+def test_dropping_the_previous_version_makes_room_before_anything_is_read(bench: _Bench) -> None:
+    from modelswap_engine.weights.pace import Pace
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    stored = _swap_all(bench, (1,))
+    version, names = bench.next_version(_GROUPS, 2)
+    bench.stage(version, names, "two")
+    bench.updater.prepare("two")
+    bench.updater.commit("two")
+    stored.append(StorageWeakRef(bench.module.out.untyped_storage()))
+    # The second swap was not released, and could be undone: it keeps three versions in memory.
+    assert [item.expired() for item in stored] == [False, False, False]
+    bench.live = version
+    version, names = bench.next_version([("norm",)], 3)
+
+    def read(work):
+        assert [item.expired() for item in stored] == [True, True, False]
+        return work(Pace())
+
+    bench.updater.stage(replace(version.order("three", names), drop_previous=True), read)
+    assert bench.updater.sizes().previous == 0
+    bench.check()
+
+
+def test_a_link_or_a_pipe_in_place_of_a_file_is_not_read(bench: _Bench) -> None:
+    version, names = bench.next_version([("norm",)], 1)
+    path = Path(version.ranges[0].path)
+    kept = path.rename(path.with_suffix(".kept"))
+    path.symlink_to(kept)
+    with pytest.raises(SourceUnreadable, match=path.name):
+        bench.stage(version, names, "link")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SourceUnreadable, match="not a regular file"):
+        bench.stage(version, names, "pipe")
+    bench.check()
+
+
+def test_hashing_stops_between_tensors(bench: _Bench) -> None:
+    from modelswap_engine.weights.pace import Pace
+
+    pace = Pace()
+    pace.cancel()
+    with pytest.raises(Cancelled):
+        bench.updater.hash(bench.updater.snapshot(), bench.updater.groups, pace=pace)
 
 
 def test_half_a_fused_parameter_is_refused(bench: _Bench) -> None:

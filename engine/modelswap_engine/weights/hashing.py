@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from modelswap_engine.weights.mapping import Group, Loader
+from modelswap_engine.weights.pace import Pace
 
 THREADS: Final = 2
 _EXACT: Final[dict[torch.dtype, frozenset[torch.dtype]]] = {
@@ -33,10 +34,16 @@ def hash_groups(
     loader: Loader,
     live: Mapping[str, torch.Tensor],
     dtypes: Mapping[str, torch.dtype],
+    *,
+    pace: Pace,
 ) -> tuple[dict[str, str], int]:
     """Return name → sha256 for the checkpoint tensors that can be had back, and how many bytes were hashed.
 
-    ``live`` maps every runtime name to its tensor; ``dtypes`` are the checkpoint's.
+    ``live`` maps every runtime name to its tensor; ``dtypes`` are the checkpoint's. ``pace`` is asked
+    before each tensor.
+
+    Raises:
+        Cancelled: ``pace`` was cancelled.
     """
     hashes: dict[str, str] = {}
     total = 0
@@ -49,8 +56,9 @@ def hash_groups(
             for name, tensor in exported.items():
                 original = restore_dtype(tensor, dtypes[name])
                 if original is not None:
+                    pace.spend(original.nbytes)
                     found[name] = sha256_of(original)
-                    size += original.numel() * original.element_size()
+                    size += original.nbytes
         return found, size
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="hash") as pool:

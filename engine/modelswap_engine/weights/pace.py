@@ -1,4 +1,4 @@
-"""Keeps background staging from starving the decoding that goes on beside it.
+"""Keeps background reading and hashing from starving the decoding that goes on beside it.
 
 It knows time and the scheduler's priority of the calling thread, nothing about weights.
 """
@@ -12,7 +12,7 @@ from modelswap_engine.protocol.errors import Cancelled
 
 
 class Pace:
-    """Limits how many bytes per second staging touches, and lets another thread stop it.
+    """Limits how many bytes per second background work touches, and lets another thread stop it.
 
     Args:
         bytes_per_second: upper bound of the rate; 0 means none.
@@ -42,7 +42,7 @@ class Pace:
             # Waits shorter than a scheduler tick are collected instead of slept.
             wait = self._due - now
         if self._cancelled.wait(wait) if wait > 0.005 else self._cancelled.is_set():
-            raise Cancelled("staging was cancelled before it had read everything")
+            raise Cancelled("the work was cancelled before it had gone through all tensors")
 
 
 def lower_priority(niceness: int) -> None:

@@ -5,8 +5,10 @@ later must not kill the process. The bytes are copied first and hashed in the co
 """
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -24,6 +26,7 @@ from modelswap_engine.weights.pace import Pace
 
 CHUNK: Final = 1 << 20
 _FINITE_CHUNK: Final = 1 << 22
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -110,9 +113,12 @@ def read_tensor(wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _descriptor(path: str) -> Iterator[int]:
-    # The raw calls release the interpreter lock and keep no buffer of their own.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # The raw calls release the interpreter lock and keep no buffer of their own. The path was resolved when it was
+    # validated: a link or a pipe in its place now is somebody's trick, and must neither lead elsewhere nor block.
+    descriptor = os.open(path, _FLAGS)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file any more")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -6,6 +6,7 @@ nothing computes with the module during :meth:`commit` and :meth:`rollback` is t
 """
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -110,15 +111,30 @@ class WeightUpdater:
         self._unverifiable |= lossy
         return size
 
-    def stage(self, order: Stage, *, pace: Pace) -> Staged:
+    def stage(self, order: Stage, read: Callable[[Callable[[Pace], Staged]], Staged]) -> Staged:
         """Read, prove and lay out the tensors of an order beside the live ones.
+
+        From here on the commit before this one can only be taken back by staging the retained version.
+
+        Args:
+            order: what to stage.
+            read: runs the reading. It may do so in another thread and leave that behind when it raises: the reading
+                changes nothing here, only its result counts.
 
         Raises:
             ModelswapError: see :mod:`~modelswap_engine.weights.reader` and :mod:`~modelswap_engine.weights.stage`.
         """
-        self._drop_staged()
-        if order.drop_previous:
+        self._make_room(drop_previous=order.drop_previous)
+        self._staged = read(functools.partial(self._read, order))
+        return self._staged
+
+    def _make_room(self, *, drop_previous: bool) -> None:
+        # The undo of the last commit holds two versions; beside a third one that is too much memory.
+        self._staged, self._prepared, self._applied = None, None, None
+        if drop_previous:
             self._previous = None
+
+    def _read(self, order: Stage, pace: Pace) -> Staged:
         tensors: dict[str, torch.Tensor] = {}
         hashes: dict[str, str] = {}
         fetched = 0
@@ -127,8 +143,7 @@ class WeightUpdater:
             hashes |= {member.name: member.sha256 for member in members}
             fetched += sum(member.nbytes for member in members)
         version = Version(digest=order.digest, tensors=tensors, hashes=hashes)
-        self._staged = Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
-        return self._staged
+        return Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
 
     def stage_retained(self, order: StageRetained) -> Staged:
         """Stage the retained previous version; nothing is read.
@@ -136,7 +151,7 @@ class WeightUpdater:
         Raises:
             NotFound: no such version is retained.
         """
-        self._drop_staged()
+        self._make_room(drop_previous=False)
         if self._previous is None or self._previous.digest != order.digest:
             held = self._previous.digest if self._previous else "nothing"
             raise NotFound(
@@ -189,6 +204,8 @@ class WeightUpdater:
         Raises:
             Busy: the commit can no longer be undone: it was released, or another one came after it.
         """
+        if self._staged is not None and self._staged.operation_id == operation_id and self._committed != operation_id:
+            return
         change = self._applied
         if change is None or change.staged.operation_id != operation_id:
             if change is None and self._committed != operation_id:
@@ -245,13 +262,10 @@ class WeightUpdater:
         A version that its order did not want to keep goes as well.
         """
         if self._staged is not None and self._staged.operation_id == operation_id:
-            self._drop_staged()
+            self._staged, self._prepared = None, None
         applied, self._applied = self._applied, None
         if previous or (applied is not None and not applied.staged.keep_previous):
             self._previous = None
-
-    def _drop_staged(self) -> None:
-        self._staged, self._prepared = None, None
 
     def snapshot(self) -> Snapshot:
         """Return the live tensors of this moment; safe beside a commit."""
@@ -259,10 +273,16 @@ class WeightUpdater:
             tensors = {name: slot.tensor for slot in self._table.slots.values() for name in slot.names}
             return Snapshot(digest=self._digest, tensors=tensors)
 
-    def hash(self, snapshot: Snapshot, groups: Sequence[Group]) -> tuple[dict[str, str], int]:
-        """Return name → sha256 of a snapshot in checkpoint coordinates, and the bytes hashed."""
+    def hash(
+        self, snapshot: Snapshot, groups: Sequence[Group], *, pace: Pace | None = None
+    ) -> tuple[dict[str, str], int]:
+        """Return name → sha256 of a snapshot in checkpoint coordinates, and the bytes hashed.
+
+        Raises:
+            Cancelled: ``pace`` was cancelled.
+        """
         dtypes = {name: tensor.dtype for name, tensor in self._shapes.items()}
-        return hash_groups(groups, self._loader, snapshot.tensors, dtypes)
+        return hash_groups(groups, self._loader, snapshot.tensors, dtypes, pace=pace or Pace())
 
     def sizes(self) -> Sizes:
         """Return what the versions hold in bytes."""
