@@ -2,6 +2,7 @@
 # env.sh: makes .venv from requirements/dev.txt (hash-checked) and installs this checkout into it. Cheap when nothing changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+[ -n "${HOME:-}" ] || { unset HOME; HOME=~; export HOME; }
 cache=${MODELSWAP_CACHE:-$HOME/.cache/modelswap}
 
 python=
@@ -25,6 +26,10 @@ if [ -z "$uv" ]; then
   tools=$cache/tools/$(sha256sum requirements/bootstrap.txt | cut -c1-12)
   uv=$tools/bin/uv
   if [ ! -x "$uv" ]; then
+    if ! "$python" -m pip --version >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+      echo "[env] installing pip and venv for Debian's Python"
+      { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-pip python3-venv; } >/dev/null
+    fi
     echo "[env] installing uv into $tools"
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$tools" -r requirements/bootstrap.txt \
       || { echo "error: uv could not be installed with $python -m pip" >&2; echo "next: install pip (Debian: apt-get install python3-pip) or uv itself, then run this again" >&2; exit 1; }

@@ -16,6 +16,7 @@ elif is_here "$stock" || { ! is_here "$own" && can_pull "$stock"; }; then
 else
   if ! is_here "$own"; then
     require_root_on_debian "building a base image" >&2
+    require_debian_12 "building a base image" >&2
     need_packages mmdebstrap >&2
     lock base-image
     archive=$kind_cache/node/python-base.tar

@@ -10,6 +10,7 @@ site=$cache/site/$(key_of "$lock_file")
 
 whole() { [ -e "$site.complete" ]; }
 whole && exit 0
+find_docker
 find_uv
 lock site
 whole && exit 0
@@ -18,7 +19,7 @@ whole && exit 0
 install_site() {
   mkdir -p "$site"
   find "$site" -mindepth 1 -delete
-  "$uv" pip install --target "$site" --python-version 3.11 --link-mode hardlink --compile-bytecode --require-hashes -r "$lock_file"
+  "$uv" pip install --target "$site" --python-version 3.11 --python-platform "$(platform)" --link-mode hardlink --compile-bytecode --require-hashes -r "$lock_file"
   rm -rf "$site/bin"
   touch "$site.complete"
 }

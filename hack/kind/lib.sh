@@ -6,6 +6,7 @@ hack_kind=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=versions.env
 source "$hack_kind/versions.env"
 
+[ -n "${HOME:-}" ] || { unset HOME; HOME=~; export HOME; }   # Go and uv ask for it; unset, ~ is the account's own
 kind_cache=${MODELSWAP_CACHE:-$HOME/.cache/modelswap}/kind
 bin=$kind_cache/bin
 kube_bin=$kind_cache/kube/bin
@@ -65,20 +66,31 @@ use_go() { # puts a Go toolchain on PATH: the machine's, if it can fetch the ver
   export PATH=$home/go/bin:$PATH
 }
 
+require_debian_12() { # WHY: what is built from the machine's own package sources is Debian 12 for x86-64
+  local host
+  host=$(. /etc/os-release 2>/dev/null && echo "${ID:-} ${VERSION_ID:-}" || uname) && host="$host $(uname -m)"
+  [ "$host" = "debian 12 x86_64" ] ||
+    die "$1 needs Debian 12 on x86-64, this is $host; start a Docker engine that can pull images, or name a cluster in MODELSWAP_KUBECONFIG"
+}
+
 require_root_on_debian() { # WHY
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
     die "$1 needs root on Debian or Ubuntu; elsewhere start a Docker engine that can pull images, or name a cluster in MODELSWAP_KUBECONFIG"
 }
 
 need_packages() { # PACKAGE...: Debian packages, installed only when one is missing, without starting their services
-  local missing=() p policy=/usr/sbin/policy-rc.d made=
+  local missing=() p policy=/usr/sbin/policy-rc.d
   for p in "$@"; do [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$p" 2>/dev/null)" = "ii " ] || missing+=("$p"); done
   [ ${#missing[@]} -gt 0 ] || return 0
   require_root_on_debian "installing ${missing[*]}"
-  [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' >"$policy"; chmod +x "$policy"; made=1; }
-  install_packages() { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; }
+  local ours="# made by modelswap while it installs packages"
+  install_packages() {
+    [ -e "$policy" ] || { printf '#!/bin/sh\n%s\nexit 101\n' "$ours" >"$policy"; chmod +x "$policy"; }
+    ! grep -qxF "$ours" "$policy" || trap 'rm -f "$policy"' EXIT   # also one that a killed run left
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${missing[@]}"
+  }
   step "Debian packages ${missing[*]}" install_packages
-  [ -z "$made" ] || rm -f "$policy"
 }
 
 can_pull() { # IMAGE: whether its registry answers for it; asked once, briefly

@@ -14,7 +14,8 @@ image_is_there() { docker image inspect "$image" >/dev/null 2>&1; }
 image_is_there && exit 0
 
 require_root_on_debian "building a node image"
-need_packages mmdebstrap jq busybox-static gcc libc6-dev iptables
+require_debian_12 "building a node image"
+need_packages mmdebstrap jq busybox-static gcc libc6-dev iptables systemd ca-certificates
 "$hack_kind/kube-binaries.sh"
 "$hack_kind/tools.sh" kind crictl coredns
 use_go
@@ -62,7 +63,9 @@ network_root() { # DIR
   chroot "$to" /usr/sbin/iptables -m statistic --help | grep -q every
 }
 
-pack() { python3 "$hack_kind/oci_archive.py" "$1" "$2" "$images/$3" "$images/$3.tar"; } # NAME ENTRYPOINT FOLDER
+python=$hack_kind/../../.venv/bin/python
+[ -x "$python" ] || python=python3
+pack() { "$python" "$hack_kind/oci_archive.py" "$1" "$2" "$images/$3" "$images/$3.tar"; } # NAME ENTRYPOINT FOLDER
 required() { "$kube_bin/kubeadm" config images list --kubernetes-version "$KUBERNETES_VERSION" 2>/dev/null | grep "/$1:"; }
 
 component_images() {
