@@ -27,6 +27,7 @@ test: env ## every test but the long matrices
 	@hack/test.sh
 
 test-fast: env ## unit, property, attack and contract tests: under two minutes
+	@hack/kind/tools.sh helm
 	@$(PYTEST) -q -n 2 -m "not model and not api and not cluster and not full" tests
 
 test-full: env ## all tests, with whole fault matrices and soaks

@@ -2,6 +2,7 @@
 # test.sh: the test suite in lanes, cheapest first. FULL=1 adds the fault matrices and soaks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+[ -n "${HOME:-}" ] || { unset HOME; HOME=~; export HOME; }
 pytest=(.venv/bin/python -m pytest -p no:cacheprovider -q)
 if [ -n "${FULL:-}" ]; then full=""; else full=" and not full"; fi
 lane() {
@@ -12,13 +13,18 @@ lane() {
   [ $code -eq 0 ] || [ $code -eq 5 ] || { echo "== $name failed after $((SECONDS - started)) s" >&2; exit $code; }
   echo "== $name: $((SECONDS - started)) s"
 }
+# What lanes drive is built before them and not by the first test that asks: cold, this takes minutes, and its progress should be seen.
+hack/kind/tools.sh helm
 lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster$full" tests
 lane "model: real worker processes, tiny models" -m "model and not cluster$full" tests
-# Built here and not by the first test that asks: cold, this takes minutes, and its progress should be seen.
 [ -n "${KUBEBUILDER_ASSETS:-}" ] || hack/kind/kube-binaries.sh etcd kube-apiserver kube-controller-manager kubectl
 lane "api: bare API server" -m "api and not cluster$full" tests
+# One cluster and one port for all checkouts of a machine: the lane of a second run waits for that of the first.
+exec 8>"${MODELSWAP_CACHE:-$HOME/.cache/modelswap}/kind/test-lane.lock"
+if command -v flock >/dev/null; then flock -n 8 || { echo "== waiting for the cluster of another test run"; flock 8; }; fi
 cluster() { .venv/bin/python -m tests.support.cluster "$@" --name modelswap-test; }
 trap '[ -n "${MODELSWAP_KEEP:-}" ] || cluster down' EXIT
+[ -n "${MODELSWAP_KEEP:-}" ] || cluster down   # what a killed run left is not to be built upon
 cluster up --port 18081
 hack/images/site.sh
 lane "cluster: kind" -m "cluster$full" tests

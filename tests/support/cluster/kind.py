@@ -21,6 +21,7 @@ from tests.support.cluster.config import KindConfig
 from tests.support.cluster.provider import Clients, ClusterError, Programs
 
 _READY_SECONDS = 180
+_ENGINE = ".engine"  # no cluster can be called so
 
 
 class KindCluster(Clients):
@@ -60,9 +61,12 @@ class KindProvider:
         self._docker_host: str | None = None
 
     def ensure(self, *, name: str, nodes: int = 1, data_port: int = 18080) -> KindCluster:
-        """Return the cluster `name`, made anew where it is missing, broken or of another configuration."""
+        """Return the cluster `name`, made anew where it is missing, broken, restarted or of another configuration."""
         with self._locked(name):
             started = time.monotonic()
+            with self._locked(_ENGINE):
+                self._key_file(name).touch()  # from here on the engine is in use, and `delete` has something to do
+                run_script("kind/dockerd.sh", "start")
             programs = self._prepare()
             config = self._config(nodes=nodes, data_port=data_port)
             if not self._usable(name, config):
@@ -74,7 +78,7 @@ class KindProvider:
 
     def names(self) -> list[str]:
         """Return the clusters that were made from this cache folder and not removed since."""
-        return sorted(path.stem for path in self._home.glob("*.kubeconfig"))
+        return sorted(path.stem for path in self._home.glob("*.key"))
 
     def kubeconfig(self, name: str) -> Path:
         """Return the path of a cluster's kubeconfig."""
@@ -83,21 +87,15 @@ class KindProvider:
     def delete(self, name: str) -> None:
         """Remove a cluster; with the last one also kind's network and the Docker engine, if it was started for it."""
         with self._locked(name):
-            if self._engine_answers():
-                self.run("delete", "cluster", "--name", name, "--kubeconfig", str(self.kubeconfig(name)))
-                if not self.run("get", "clusters", "--quiet").split():
-                    self._docker("network", "rm", "kind", check=False)
-            for path in (self.kubeconfig(name), self._key_file(name)):
-                path.unlink(missing_ok=True)
-        if not self.names():
-            self._docker_host = None
-            run_script("kind/dockerd.sh", "stop")
+            if name in self.names():
+                self._remove(name)
+        self._stop_unused_engine()
 
     def delete_all(self) -> None:
         """Remove every cluster of this cache folder."""
         for name in self.names():
             self.delete(name)
-        run_script("kind/dockerd.sh", "stop")
+        self._stop_unused_engine()
 
     def run(self, *arguments: str) -> str:
         """Run kind against the Docker engine and return its output."""
@@ -109,7 +107,6 @@ class KindProvider:
         return done.stdout
 
     def _prepare(self) -> Programs:
-        run_script("kind/dockerd.sh", "start")
         run_script("kind/tools.sh", "kind", "helm")
         run_script("kind/kube-binaries.sh", "kubectl")
         return Programs(kubectl=_kubectl(), helm=_program("helm"))
@@ -124,11 +121,15 @@ class KindProvider:
         )
 
     def _usable(self, name: str, config: KindConfig) -> bool:
-        key_file = self._key_file(name)
-        if not key_file.exists() or key_file.read_text() != config.key():
-            return False
-        self._docker("start", *self._containers(name), check=False)
-        return self._answers(name, seconds=60)
+        known = self._key_file(name).read_text()
+        return known != "" and known == self._identity(name, config) and self._answers(name, seconds=60)
+
+    def _identity(self, name: str, config: KindConfig) -> str:
+        """Return a text that stays the same until a node stops: what ran before is not to be revived half done."""
+        containers = self._containers(name)
+        states = "{{.Id}} {{.State.Running}} {{.State.StartedAt}}"
+        running = self._docker("inspect", "--format", states, *containers) if containers else ""
+        return f"{config.key()}\n{running}"
 
     def _answers(self, name: str, *, seconds: float) -> bool:
         kubectl = _kubectl()
@@ -141,7 +142,7 @@ class KindProvider:
         return True
 
     def _create(self, name: str, config: KindConfig) -> None:
-        self._key_file(name).unlink(missing_ok=True)
+        self._key_file(name).write_text("")
         kubeconfig = self.kubeconfig(name)
         self.run("delete", "cluster", "--name", name, "--kubeconfig", str(kubeconfig))
         print(f"[step] cluster {name} of {config.nodes} node(s), image {config.image}", flush=True)
@@ -157,7 +158,7 @@ class KindProvider:
             )
         clients = Clients(kubeconfig=kubeconfig, programs=Programs(kubectl=_kubectl(), helm=_program("helm")))
         clients.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", f"--timeout={_READY_SECONDS}s")
-        self._key_file(name).write_text(config.key())
+        self._key_file(name).write_text(self._identity(name, config))
 
     def _containers(self, name: str) -> list[str]:
         label = f"label=io.x-k8s.kind.cluster={name}"
@@ -166,8 +167,21 @@ class KindProvider:
     def _key_file(self, name: str) -> Path:
         return self._home / f"{name}.key"
 
-    def _engine_answers(self) -> bool:
-        return subprocess.run([str(HACK / "kind/dockerd.sh"), "host"], capture_output=True, check=False).returncode == 0
+    def _remove(self, name: str) -> None:
+        # Also where the engine was killed: its data, and the cluster's containers in them, are still there.
+        run_script("kind/dockerd.sh", "start")
+        run_script("kind/tools.sh", "kind")
+        self.run("delete", "cluster", "--name", name, "--kubeconfig", str(self.kubeconfig(name)))
+        if not self.run("get", "clusters", "--quiet").split():
+            self._docker("network", "rm", "kind", check=False)
+        for path in (self.kubeconfig(name), self._key_file(name)):
+            path.unlink(missing_ok=True)
+
+    def _stop_unused_engine(self) -> None:
+        with self._locked(_ENGINE):
+            if not self.names():
+                self._docker_host = None
+                run_script("kind/dockerd.sh", "stop")
 
     def _environment(self) -> dict[str, str]:
         if self._docker_host is None:
