@@ -39,7 +39,9 @@ def build_images(cluster: Cluster) -> None:
 
 def models_folder(name: str) -> Path:
     """Return a folder that pods see as ``/models/<name>``, keyed by the code that fills it."""
-    key = hashlib.sha256((REPOSITORY / "tests/support/models.py").read_bytes()).hexdigest()[:12]
+    makers = [REPOSITORY / "tests/support/models.py", REPOSITORY / "tests/e2e/conftest.py"]
+    makers += sorted((REPOSITORY / "engine/modelswap_engine/checkpoint").glob("*.py"))
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in makers)).hexdigest()[:12]
     return cache_root() / "models" / f"{name}-{key}"
 
 
@@ -359,8 +361,10 @@ def install_operator(cluster: Cluster) -> None:
 
 
 def kill_operator(cluster: Cluster) -> None:
-    """Kill the operator's process without asking; its Deployment makes another pod."""
-    cluster.kubectl("-n", OPERATOR_NAMESPACE, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
+    """Kill the operator's process without asking; the kubelet starts it again in the same pod."""
+    items = json.loads(cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "json"))["items"]
+    for pod in (item for item in items if "deletionTimestamp" not in item["metadata"]):
+        kill_on_node(cluster, node=pod["spec"]["nodeName"], needle=f"POD_NAME={pod['metadata']['name']}")
 
 
 @contextlib.contextmanager
