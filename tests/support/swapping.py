@@ -111,6 +111,7 @@ class World:
             listeners=[self.listener],
             memory=Unbounded(),
             offload=at_once,
+            journal_offload=at_once,
         )
 
     async def start(self) -> None:

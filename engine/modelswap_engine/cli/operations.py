@@ -198,6 +198,7 @@ def pause(
 
 def resume(
     lease_id: Annotated[str, typer.Option(help="The id that was used to pause.")] = "cli",
+    owner: Annotated[str, typer.Option(help="Who holds the lease, as the state names it.")] = "cli",
     url: Url = _URL,
     token_file: TokenFile = None,
     output: Format = Output.TEXT,
@@ -205,7 +206,7 @@ def resume(
     """Let requests in again."""
     from modelswap_engine.cli import render
 
-    answer = _client(url, token_file).post("/resume", ResumeRequest(lease_id=lease_id), EngineState)
+    answer = _client(url, token_file).post("/resume", ResumeRequest(lease_id=lease_id, owner=owner), EngineState)
     _show(answer, output, render.state)
 
 

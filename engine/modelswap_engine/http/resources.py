@@ -36,7 +36,8 @@ class VersionResources:
                 self._models[digest] = await asyncio.to_thread(load_text_model, directory)
         except TimeoutError:
             raise Unavailable(
-                f"the tokenizer did not load within {LOAD_SECONDS:.0f} s", advice="give the engine more CPU, or try again"
+                f"the tokenizer did not load within {LOAD_SECONDS:.0f} s",
+                advice="give the engine more CPU, or try again",
             ) from None
 
     def activate(self, version: VersionRef) -> None:

@@ -5,12 +5,18 @@ RFC 3339 strings in UTC, digests are ``sha256:<64 hex>``. Fields are only ever a
 """
 
 from enum import StrEnum
+from typing import Annotated, Final
 
 import msgspec
 
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.version import PROTOCOL_VERSION
+
+LONGEST_DRAIN_SECONDS: Final = 86400
+LONGEST_LEASE_SECONDS: Final = 3600
+LONGEST_ID: Final = 256
+"""Characters of an operation's or a lease's id."""
 
 
 class TrafficMode(StrEnum):
@@ -58,7 +64,7 @@ class Traffic(Message, frozen=True, kw_only=True):
     """
 
     mode: TrafficMode = TrafficMode.DRAIN
-    timeout_seconds: float = 60.0
+    timeout_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_SECONDS)] = 60.0
     on_timeout: OnTimeout = OnTimeout.CANCEL_SWAP
     peers_ready: int = 0
 
@@ -300,18 +306,22 @@ class CheckResult(Message, frozen=True, kw_only=True):
     tensors: dict[str, str] = {}
 
 
+LeaseId = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_ID)]
+
+
 class PauseRequest(Message, frozen=True, kw_only=True):
     """``POST /pause``: hold new requests by lease; the same id again only renews the deadline."""
 
-    lease_id: str
-    owner: str = ""
-    seconds: float = 30.0
+    lease_id: LeaseId
+    owner: Annotated[str, msgspec.Meta(max_length=LONGEST_ID)] = ""
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE_SECONDS)] = 30.0
 
 
 class ResumeRequest(Message, frozen=True, kw_only=True):
-    """``POST /resume``: give the lease back; an unknown id is a no-op."""
+    """``POST /resume``: give the lease back; an unknown id is a no-op, another owner's is refused."""
 
-    lease_id: str
+    lease_id: LeaseId
+    owner: Annotated[str, msgspec.Meta(max_length=LONGEST_ID)] = ""
 
 
 class AssignmentTarget(Message, frozen=True, kw_only=True):

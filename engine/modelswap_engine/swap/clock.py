@@ -7,6 +7,7 @@ knows nothing of what is waited for.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
@@ -42,6 +43,17 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Return after that many seconds."""
         await asyncio.sleep(seconds)
+
+
+class OneThread:
+    """Runs blocking calls one after the other in a thread of their own, where no other work is before them."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a call and return its result; one that is given up before its turn is left out."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
 
 async def within(

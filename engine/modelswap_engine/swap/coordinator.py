@@ -17,6 +17,7 @@ from modelswap_engine.protocol.errors import (
     NotReady,
 )
 from modelswap_engine.protocol.messages import (
+    LONGEST_LEASE_SECONDS,
     Assignment,
     CancelRequest,
     CheckRequest,
@@ -35,7 +36,7 @@ from modelswap_engine.swap import entry, recovery, shutdown
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.audit import check
-from modelswap_engine.swap.clock import Clock, Offload
+from modelswap_engine.swap.clock import Clock, Offload, OneThread
 from modelswap_engine.swap.core import Core, Resolver
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
@@ -46,8 +47,6 @@ from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.supervisor import Supervisor
 from modelswap_engine.swap.view import engine_state
-
-_LONGEST_LEASE = 3600.0
 
 
 class Coordinator:
@@ -63,6 +62,7 @@ class Coordinator:
         listeners: whatever changes together with the weights.
         memory: tells the container's limits.
         offload: runs calls that block on the disk.
+        journal_offload: runs those of the journal, which wait for nothing else.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Coordinator:
         listeners: Sequence[VersionListener] = (),
         memory: MemoryProbe | None = None,
         offload: Offload = asyncio.to_thread,
+        journal_offload: Offload | None = None,
     ) -> None:
         self._core = Core(
             backend=backend,
@@ -88,6 +89,7 @@ class Coordinator:
             listeners=listeners,
             memory=memory or MemoryProbe(),
             offload=offload,
+            journal_offload=journal_offload or OneThread("journal"),
         )
         self._admissions = Admissions(gate=gate, lock=self._core.lock, live=self._core.live_ref)
         self._assignment: Callable[[], Assignment | None] = lambda: None
@@ -278,13 +280,19 @@ class Coordinator:
 
         Raises:
             BadRequest: an empty id, or a time outside 0 to one hour.
+            ForeignOwner: somebody else holds a lease with this id.
+            Busy: too many leases are held.
         """
-        if not request.lease_id or not 0 < request.seconds <= _LONGEST_LEASE:
-            raise BadRequest(f"a lease needs an id and more than 0 and at most {_LONGEST_LEASE:g} seconds")
+        if not request.lease_id or not 0 < request.seconds <= LONGEST_LEASE_SECONDS:
+            raise BadRequest(f"a lease needs an id and more than 0 and at most {LONGEST_LEASE_SECONDS} seconds")
         self._core.gate.take_lease(request.lease_id, owner=request.owner, seconds=request.seconds)
         return self.state()
 
     async def resume(self, request: ResumeRequest) -> EngineState:
-        """Give a lease back."""
-        self._core.gate.end_lease(request.lease_id)
+        """Give a lease back.
+
+        Raises:
+            ForeignOwner: it is somebody else's.
+        """
+        self._core.gate.end_lease(request.lease_id, owner=request.owner)
         return self.state()

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from modelswap_engine.backends.port import Backend
-from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady
+from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, Unavailable
 from modelswap_engine.protocol.messages import AuditState, MemoryState, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.sources.port import Resolved
@@ -64,6 +64,7 @@ class Core:
         listeners: Sequence[VersionListener],
         memory: MemoryProbe,
         offload: Offload,
+        journal_offload: Offload,
     ) -> None:
         self.backend = backend
         self.sources = sources
@@ -94,6 +95,9 @@ class Core:
         self.probed = asyncio.Event()
         self._probe = memory
         self.offload = offload
+        self._journal_offload = journal_offload
+        self._recording = asyncio.Lock()
+        self._owed: tuple[Record, ...] = ()
         self._reading: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         gate.on_change(self.touch)
@@ -144,8 +148,36 @@ class Core:
             self._reading.exception()  # looked at: nobody may be waiting, and that is fine
 
     async def record(self, *records: Record) -> None:
-        """Write to the journal without blocking the event loop."""
-        await self.offload(self.journal.append, *records)
+        """Write to the journal, after what could not be written earlier, without blocking the event loop.
+
+        Raises:
+            Unavailable: the disk does not take it.
+        """
+        async with self._recording:  # in the order of the calls
+            owed = (*self._owed, *records)
+            if not owed:
+                return
+            seconds = self.settings.journal_seconds
+            try:
+                await within(self.clock, seconds, self._append(owed))
+            except TimeoutError:
+                raise Unavailable(
+                    f"the journal was not written within {seconds:g} s",
+                    advice="look at the volume of the state directory",
+                ) from None
+            self._owed = ()
+
+    async def _append(self, records: tuple[Record, ...]) -> None:
+        await self._journal_offload(self.journal.append, *records)
+
+    async def record_owed(self, *records: Record) -> None:
+        """Write what has happened already: where that fails, it is tried again before anything else is written."""
+        try:
+            await self.record(*records)
+        except ModelswapError as failure:
+            if records:
+                log.error("what happened is not in the journal yet: %s", failure.message)
+            self._owed += records
 
     async def resolve(self, uri: str, *, unless: asyncio.Future[None] | None = None) -> Resolved:
         """Resolve a URI within its bound."""
@@ -235,10 +267,7 @@ class Core:
         if state.succeeded and self.live is not None:
             self.completed += 1
             records = (Served(version=self.live.ref), *records)
-        try:
-            await self.record(*records)
-        except ModelswapError as failure:
-            log.error("operation %s ended as %s, but: %s", operation.id, state, failure.message)
+        await self.record_owed(*records)
         operation.show(status)
 
     def current_status(self) -> SwapStatus | None:

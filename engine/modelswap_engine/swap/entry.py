@@ -6,15 +6,13 @@ From the last check to the known operation nothing is awaited, so of two callers
 from collections.abc import Callable
 
 from modelswap_engine.protocol.errors import BadRequest, Busy, ForeignOwner, ModelswapError, NotReady
-from modelswap_engine.protocol.messages import Assignment, Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import LONGEST_ID, Assignment, Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap import machine
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.startup import takeover
 from modelswap_engine.swap.transaction import Transaction
-
-_LONGEST_ID = 256
 
 
 def known(core: Core, operation_id: str, fence: Fence) -> SwapStatus | None:
@@ -24,8 +22,8 @@ def known(core: Core, operation_id: str, fence: Fence) -> SwapStatus | None:
         BadRequest: not an id.
         WrongPod: the call is meant for another pod.
     """
-    if not 0 < len(operation_id) <= _LONGEST_ID:
-        raise BadRequest(f"operationId must have 1 to {_LONGEST_ID} characters")
+    if not 0 < len(operation_id) <= LONGEST_ID:
+        raise BadRequest(f"operationId must have 1 to {LONGEST_ID} characters")
     fences.check_pod(fence, core.settings.pod_uid)
     if core.operations.find(operation_id) is None:
         return None

@@ -7,10 +7,12 @@ a deadline and undoes itself, so that a caller that dies cannot keep a pod close
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
-from modelswap_engine.protocol.errors import ErrorBody, Paused, from_body
+from modelswap_engine.protocol.errors import Busy, ErrorBody, ForeignOwner, Paused, from_body
 from modelswap_engine.swap.clock import Clock, within
 
+MAX_LEASES: Final = 16
 _RETRY_AFTER = {"retryAfterSeconds": "1"}
 
 
@@ -84,14 +86,27 @@ class Gate:
             self._settle()
 
     def take_lease(self, lease_id: str, *, owner: str, seconds: float) -> None:
-        """Hold the door shut until released or for so many seconds; the same id again moves the deadline."""
+        """Hold the door shut until released or for so many seconds; the same id again moves the deadline.
+
+        Raises:
+            ForeignOwner: somebody else holds a lease with this id.
+            Busy: too many leases are held.
+        """
+        self._check_owner(lease_id, owner)
+        if lease_id not in self._leases and len(self._leases) >= MAX_LEASES:
+            raise Busy(f"{MAX_LEASES} leases hold this engine already", advice="give one back, or wait for its end")
         self._leases[lease_id] = Lease(id=lease_id, owner=owner, deadline=self._clock.monotonic() + seconds)
         self._stop_timer(lease_id)
         self._timers[lease_id] = asyncio.create_task(self._expire(lease_id, seconds))
         self._changed()
 
-    def end_lease(self, lease_id: str) -> None:
-        """Give a lease back; an unknown one is nothing to do."""
+    def end_lease(self, lease_id: str, *, owner: str) -> None:
+        """Give a lease back; an unknown one is nothing to do.
+
+        Raises:
+            ForeignOwner: it is somebody else's.
+        """
+        self._check_owner(lease_id, owner)
         self._stop_timer(lease_id)
         if self._leases.pop(lease_id, None) is not None:
             self._settle()
@@ -145,6 +160,15 @@ class Gate:
                 if not waiter.done():
                     waiter.set_result(None)
         self._changed()
+
+    def _check_owner(self, lease_id: str, owner: str) -> None:
+        held = self._leases.get(lease_id)
+        if held is not None and held.owner != owner:
+            raise ForeignOwner(
+                f"lease {lease_id!r} belongs to {held.owner!r}, the call comes from {owner!r}",
+                advice="choose another lease id, or name its owner",
+                details={"owner": held.owner},
+            )
 
     def _stop_timer(self, lease_id: str) -> None:
         timer = self._timers.pop(lease_id, None)

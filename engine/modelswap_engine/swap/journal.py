@@ -9,6 +9,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,7 @@ class Journal:
         self.state = JournalState()
         self.damaged = 0
         self._lines = 0
+        self._moved = False
         self._recover()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._compact()
@@ -66,6 +68,7 @@ class Journal:
         """
         with self._guard:
             try:
+                self._sync_folder()
                 self._write(self._file, records)
             except OSError as error:
                 raise _failed(self._path, error) from error
@@ -117,21 +120,29 @@ class Journal:
             try:
                 self._write(file, records)
                 os.replace(draft, self._path)
-                self._sync_folder()
             except OSError:
                 os.close(file)
                 raise
         except OSError:
             return
-        os.close(self._file)
-        self._file, self._lines = file, len(records)
+        # From here on this is the file that a restart reads, whatever else fails.
+        old, self._file, self._lines = self._file, file, len(records)
+        self._moved = True
+        with suppress(OSError):
+            os.close(old)
+        with suppress(OSError):
+            self._sync_folder()
 
     def _sync_folder(self) -> None:
+        """Make the new file the one that a power failure leaves; it is tried again before the next record counts."""
+        if not self._moved:
+            return
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
             self._sync(folder)
         finally:
             os.close(folder)
+        self._moved = False
 
 
 def _line(record: Record) -> bytes:

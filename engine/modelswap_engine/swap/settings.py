@@ -26,6 +26,7 @@ class SwapSettings:
         stage_seconds: bound of reading and staging a version; load_seconds of loading a whole one.
         resolve_seconds: bound of finding a checkpoint and, without a manifest, hashing it.
         hash_seconds: bound of one full re-hash of live tensors.
+        journal_seconds: bound of writing to the journal.
         retry_seconds: first and longest pause between attempts to load.
         memory_reserve: bytes that staging leaves free.
     """
@@ -45,5 +46,6 @@ class SwapSettings:
     load_seconds: float = 1900.0
     resolve_seconds: float = 1800.0
     hash_seconds: float = 1800.0
+    journal_seconds: float = 30.0
     retry_seconds: tuple[float, float] = (1.0, 30.0)
     memory_reserve: int = 64 * MIB

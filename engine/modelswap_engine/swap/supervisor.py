@@ -5,7 +5,7 @@ It never puts anything else in the place of what must be served: where that cann
 
 from collections.abc import Callable
 
-from modelswap_engine.protocol.errors import ModelswapError, WorkerLost
+from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.messages import Assignment, VersionRef
 from modelswap_engine.swap import loader, recovery
 from modelswap_engine.swap.clock import within
@@ -37,6 +37,7 @@ class Supervisor:
         while True:
             lost = core.live is None and not core.quarantined
             await self._pause(delay if lost else core.settings.poll_seconds)
+            await core.record_owed()
             if core.quarantined or core.stopping:
                 continue
             if core.live is None:
@@ -73,10 +74,7 @@ class Supervisor:
         records += [Outcome(status=ended)] if ended is not None else []
         records += [Template(uri=self._template.uri)]
         records += [choice.adopted] if choice.adopted is not None else []
-        try:
-            await core.record(*records)
-        except ModelswapError as error:
-            log.error("serving %s, but: %s", version.digest, error.message)
+        await core.record_owed(*records)
 
     async def _choice(self) -> Choice:
         core = self._core

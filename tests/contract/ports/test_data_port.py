@@ -298,7 +298,7 @@ async def test_requests_wait_at_the_gate_and_too_many_are_told_when_to_come_back
     response = await chat(ports)
     assert (response.status, (await response.json())["error"]["code"]) == (503, "paused")
     assert int(response.headers["Retry-After"]) >= 1
-    ports.coordinator._core.gate.end_lease("test")
+    ports.coordinator._core.gate.end_lease("test", owner="")
     assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 4
 
 

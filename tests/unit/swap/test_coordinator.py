@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import json
 
 import pytest
 
+from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import (
     BadRequest,
     Busy,
@@ -29,9 +31,11 @@ from modelswap_engine.protocol.messages import (
     PlanRequest,
     ResumeRequest,
     RollbackRequest,
+    Traffic,
     VersionRef,
 )
 from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.swap.clock import OneThread
 from tests.support.fake_backend import Fault
 from tests.support.swapping import OWNER, POD, World, checkpoint, last, request
 
@@ -108,7 +112,7 @@ async def test_a_decision_on_an_older_state_is_refused(world, target):
     world.gate.take_lease("x", owner="", seconds=1)
     with pytest.raises(StateMoved):
         await world.coordinator.swap(request(target), if_match=tag)
-    world.gate.end_lease("x")
+    world.gate.end_lease("x", owner="")
     await world.coordinator.swap(request(target), if_match=world.coordinator.etag())
     assert (await world.ended("op-1")).state is SwapState.SERVING
 
@@ -336,7 +340,7 @@ async def test_a_pause_is_a_lease(world):
     waiting = asyncio.ensure_future(world.coordinator.admission().__aenter__())
     await world.clock.settle()
     assert world.state.gate.queued == 1
-    state = await world.coordinator.resume(ResumeRequest(lease_id="a"))
+    state = await world.coordinator.resume(ResumeRequest(lease_id="a", owner="trainer"))
     assert state.gate.open
     await waiting
     await world.coordinator.resume(ResumeRequest(lease_id="never was"))
@@ -448,3 +452,76 @@ async def test_a_version_that_is_loaded_while_the_process_ends_lets_nobody_in(tm
         async with world.coordinator.admission():
             pass
     await world.stop()
+
+
+async def test_a_lease_is_its_owners(world):
+    await world.coordinator.pause(PauseRequest(lease_id="a", owner="trainer", seconds=5))
+    with pytest.raises(ForeignOwner, match="trainer"):
+        await world.coordinator.pause(PauseRequest(lease_id="a", owner="you", seconds=3600))
+    with pytest.raises(ForeignOwner):
+        await world.coordinator.resume(ResumeRequest(lease_id="a", owner="you"))
+    assert world.state.gate.lease_seconds_left == 5
+    await world.coordinator.resume(ResumeRequest(lease_id="a", owner="trainer"))
+    assert world.state.gate.open
+
+
+async def test_the_number_of_leases_is_bounded(world):
+    for number in range(16):
+        await world.coordinator.pause(PauseRequest(lease_id=f"{number}", seconds=5))
+    with pytest.raises(Busy):
+        await world.coordinator.pause(PauseRequest(lease_id="one more", seconds=5))
+    await world.coordinator.pause(PauseRequest(lease_id="3", seconds=9))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Traffic, {"timeoutSeconds": -1}),
+        (Traffic, {"timeoutSeconds": 86401}),
+        (PauseRequest, {"leaseId": "a", "seconds": 0}),
+        (PauseRequest, {"leaseId": "a", "seconds": 3601}),
+        (PauseRequest, {"leaseId": "a" * 257}),
+        (PauseRequest, {"leaseId": ""}),
+        (ResumeRequest, {"leaseId": "a" * 257}),
+    ],
+)
+def test_figures_and_ids_on_the_wire_are_bounded(kind, body):
+    with pytest.raises(BadRequest):
+        decode(json.dumps(body), kind)
+
+
+async def test_a_rollback_that_could_not_be_written_is_written_later(world, target, monkeypatch):
+    world.backend.faults["verify"] = Fault.ERROR
+    sync = world.journal._sync
+
+    def full(_):
+        if world.backend.live and world.journal.state.intent is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(world.journal, "_sync", full)
+    assert (await world.swap(target)).state is SwapState.ROLLED_BACK
+    assert world.journal.state.intent is not None
+    monkeypatch.setattr(world.journal, "_sync", sync)
+    await world.clock.advance(2)
+    assert world.journal.state.intent is None
+    await world.crash()
+    await world.start()
+    world.assert_serves(world.template)
+    assert world.coordinator.operation("op-1").state is SwapState.ROLLED_BACK
+
+
+async def test_a_disk_that_hangs_holds_nobody_for_ever(world, target):
+    core = world.coordinator._core
+
+    async def hang(call, *arguments):
+        await asyncio.Event().wait()
+
+    core._journal_offload = hang
+    with pytest.raises(Unavailable, match="journal"):
+        await world.clock.run(world.coordinator.swap(request(target)))
+
+
+async def test_the_journals_calls_run_in_order_and_wait_for_no_other_work():
+    own, seen = OneThread("test"), []
+    await asyncio.gather(*(own(seen.append, number) for number in range(50)))
+    assert seen == list(range(50))

@@ -137,9 +137,9 @@ async def test_the_same_lease_again_moves_its_deadline(gate, clock):
 
 async def test_a_lease_given_back_opens_and_an_unknown_one_is_nothing(gate, clock):
     gate.take_lease("a", owner="x", seconds=5)
-    gate.end_lease("other")
+    gate.end_lease("other", owner="x")
     assert not gate.is_open
-    gate.end_lease("a")
+    gate.end_lease("a", owner="x")
     assert gate.is_open
 
 
@@ -148,7 +148,7 @@ async def test_two_leases_both_count(gate, clock):
     gate.take_lease("b", owner="y", seconds=50)
     await clock.advance(10)
     assert not gate.is_open
-    gate.end_lease("b")
+    gate.end_lease("b", owner="y")
     assert gate.is_open
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 
 import pytest
 from hypothesis import given, settings
@@ -169,3 +170,27 @@ def test_what_is_served_decides_whatever_was_in_doubt():
 def test_an_outcome_closes_only_its_own_intent():
     state = folded([RECORDS[3], outcome("another")])
     assert state.intent is not None
+
+
+def test_after_a_rewrite_records_go_to_the_new_file_even_when_the_folder_cannot_be_synced(tmp_path):
+    path, broken = tmp_path / "journal", False
+
+    def sync(file):
+        if broken and stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+
+    journal = Journal.open(path, sync=sync)
+    for number in range(MAX_LINES):
+        journal.append(outcome(f"op-{number}"))
+    broken = True
+    journal.append(RECORDS[0])  # rewritten here
+    with pytest.raises(Unavailable):  # a power failure could still bring the old file back
+        journal.append(RECORDS[1])
+    broken = False
+    journal.append(RECORDS[2])
+    expected = journal.state
+    journal.close()
+    again = Journal.open(path, sync=unsynced)
+    assert again.state == expected
+    assert expected.accepted is not None or expected.served is not None or expected.template
+    again.close()
