@@ -201,8 +201,9 @@ def test_after_two_swaps_memory_holds_the_live_and_one_previous_version(bench: _
 
 
 def test_dropping_the_previous_version_makes_room_before_anything_is_read(bench: _Bench) -> None:
-    from modelswap_engine.weights.pace import Pace
     from torch.multiprocessing.reductions import StorageWeakRef
+
+    from modelswap_engine.weights.pace import Pace
 
     stored = _swap_all(bench, (1,))
     version, names = bench.next_version(_GROUPS, 2)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.port import FinishReason, RequestPolicy, Tokens
-from modelswap_engine.protocol.errors import NotReady, WorkerLost
+from modelswap_engine.protocol.errors import Cancelled, Internal, NotReady, SourceUnreadable, WorkerLost
 from tests.contract.embedded.conftest import SETTINGS, Checkpoints, Engine
 from tests.support.orders import accepted, answer, collect, digest_of, ids, prompt, refused, stage_order
 
@@ -132,6 +132,76 @@ async def test_a_staging_can_be_called_off(hasty: Engine, checkpoints: Checkpoin
     assert refused(await staging) == "Cancelled"
     assert refused(await hasty.backend.prepare("slow")) == "NotFound"
     assert (await hasty.backend.memory()).staged_bytes == 0
+
+
+async def test_what_hangs_beside_serving_is_called_off_and_the_worker_stays(checkpoints: Checkpoints) -> None:
+    """A source that hangs, and a re-hash that takes too long: no answer is lost for either."""
+    backend = EmbeddedBackend(
+        replace(SETTINGS, stage_timeout=0.3, hash_timeout=0.3),
+        environ={**os.environ, "MODELSWAP_FAULT": "stage:delay=600#1,hashes:delay=1.5#1,hashes:raise#2"},
+    )
+    await backend.start()
+    engine = Engine(backend)
+    try:
+        await engine.load(checkpoints.v1)
+        before = backend.ranks()[0].boot_id
+        with pytest.raises(SourceUnreadable, match="staging took longer"):
+            await backend.stage(stage_order(checkpoints.v1, checkpoints.v2, operation_id="hangs"))
+        assert await answer(backend, "meanwhile")
+        # The second one ends in the queue behind the first: had it begun, it would have met the fault of the third.
+        slow, dropped = (asyncio.ensure_future(backend.hashes("*")) for _ in range(2))
+        with pytest.raises(Cancelled, match="hashing took longer"):
+            await slow
+        with pytest.raises(Cancelled, match="hashing took longer"):
+            await dropped
+        with pytest.raises(Internal, match="fault injected at hashes"):
+            await backend.hashes("*")
+        backend._settings = SETTINGS
+        assert await engine.holds(checkpoints.v1)
+        await engine.swap(checkpoints.v1, checkpoints.v2)
+        assert await engine.holds(checkpoints.v2)
+        assert backend.ranks()[0].boot_id == before
+    finally:
+        await backend.stop()
+
+
+async def test_an_abandoned_commit_that_cannot_be_undone_ends_the_worker(checkpoints: Checkpoints) -> None:
+    backend = EmbeddedBackend(
+        replace(SETTINGS, pause_lease_seconds=0.3), environ={**os.environ, "MODELSWAP_FAULT": "rollback:raise"}
+    )
+    await backend.start()
+    engine = Engine(backend)
+    try:
+        await engine.load(checkpoints.v1)
+        operation = await engine.prepared(checkpoints.v1, checkpoints.v2)
+        accepted(await backend.pause(operation, timeout=20))
+        accepted(await backend.commit(operation, RequestPolicy.NONE_RUNNING))
+        # It waits in the pause, and must not be computed on weights that nobody proved.
+        (last,) = await collect(backend.generate(prompt("never")))
+        assert last.finish is FinishReason.ERROR
+        assert "could not be undone" in last.error
+        assert not backend.ranks()[0].alive
+    finally:
+        await backend.stop()
+
+
+async def test_a_staged_swap_is_undone_by_nothing_after_an_earlier_swap(
+    engine: Engine, checkpoints: Checkpoints
+) -> None:
+    operation = await engine.prepared(checkpoints.v1, checkpoints.v2)
+    await engine.commit(operation)
+    # Nobody released it. The next swap is refused at its commit, because a request runs.
+    second = await engine.prepared(checkpoints.v2, checkpoints.v1)
+    stream = engine.backend.generate(prompt("a long answer", tokens=900))
+    first = await anext(stream)
+    accepted(await engine.backend.pause(second, timeout=20))
+    assert refused(await engine.backend.commit(second, RequestPolicy.NONE_RUNNING)) == "Busy"
+    accepted(await engine.backend.rollback(second))
+    accepted(await engine.backend.verify(second, strict=True))
+    accepted(await engine.backend.resume(second))
+    assert (await collect(stream))[-1].digest == first.digest == digest_of(checkpoints.v2)
+    accepted(await engine.backend.release(second, previous=False))
+    assert await engine.holds(checkpoints.v2)
 
 
 async def test_a_worker_that_hangs_is_lost(hasty: Engine) -> None:

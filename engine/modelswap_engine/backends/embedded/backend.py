@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.limits import check_request
-from modelswap_engine.backends.embedded.process import WorkerProcess
+from modelswap_engine.backends.embedded.process import CallOff, WorkerProcess
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.streams import Streams, TokenStream
 from modelswap_engine.backends.port import (
@@ -25,7 +25,7 @@ from modelswap_engine.backends.port import (
     Stage,
     StageRetained,
 )
-from modelswap_engine.protocol.errors import Internal, NotReady, from_body
+from modelswap_engine.protocol.errors import Cancelled, Internal, NotReady, SourceUnreadable, from_body
 from modelswap_engine.protocol.messages import Capabilities, MemoryState, RankState, TrafficMode
 
 _AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.MemoryAnswer)
@@ -152,7 +152,14 @@ class EmbeddedBackend:
             return await self._control(lambda call: wire.StageRetainedCall(call=call, order=retained), "staging")
         wanted = order
         return await self._control(
-            lambda call: wire.StageCall(call=call, order=wanted), "staging", timeout=self._settings.stage_timeout
+            lambda call: wire.StageCall(call=call, order=wanted),
+            "staging",
+            timeout=self._settings.stage_timeout,
+            call_off=CallOff(
+                order=lambda _: wire.CancelStage(operation_id=wanted.operation_id),
+                error=SourceUnreadable,
+                advice="the source hangs or is slow; check its volume, or allow more time (stage_timeout)",
+            ),
         )
 
     async def prepare(self, operation_id: str) -> Sequence[Reply]:
@@ -203,6 +210,7 @@ class EmbeddedBackend:
 
         Raises:
             WorkerLost: a rank is gone.
+            Cancelled: it took too long.
             ModelswapError: a rank could not hash.
         """
         answers = await self._ask(
@@ -210,6 +218,11 @@ class EmbeddedBackend:
             wire.HashesAnswer,
             timeout=self._settings.hash_timeout,
             what="hashing",
+            call_off=CallOff(
+                order=lambda call: wire.CancelHashes(call=call),
+                error=Cancelled,
+                advice="ask for fewer tensors, or when the engine has less to do",
+            ),
         )
         for answer in answers:
             if answer.error is not None:
@@ -221,19 +234,32 @@ class EmbeddedBackend:
         return found
 
     async def _control(
-        self, build: Callable[[int], wire.Order], what: str, *, timeout: float | None = None
+        self,
+        build: Callable[[int], wire.Order],
+        what: str,
+        *,
+        timeout: float | None = None,
+        call_off: CallOff | None = None,
     ) -> list[Reply]:
-        answers = await self._ask(build, wire.Answer, timeout=timeout or self._settings.call_timeout, what=what)
+        seconds = timeout or self._settings.call_timeout
+        answers = await self._ask(build, wire.Answer, timeout=seconds, what=what, call_off=call_off)
         return [answer.reply for answer in answers]
 
     async def _ask(
-        self, build: Callable[[int], wire.Order], kind: type[_AnswerT], *, timeout: float, what: str
+        self,
+        build: Callable[[int], wire.Order],
+        kind: type[_AnswerT],
+        *,
+        timeout: float,
+        what: str,
+        call_off: CallOff | None = None,
     ) -> list[_AnswerT]:
         """Ask every rank at once; a lost rank is raised only when all others have answered."""
         if not self._workers:
             raise NotReady("the engine is not started")
         outcomes = await asyncio.gather(
-            *(worker.call(build, timeout=timeout, what=what) for worker in self._workers), return_exceptions=True
+            *(worker.call(build, timeout=timeout, what=what, call_off=call_off) for worker in self._workers),
+            return_exceptions=True,
         )
         answers: list[_AnswerT] = []
         for outcome in outcomes:

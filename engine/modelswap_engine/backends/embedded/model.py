@@ -59,13 +59,13 @@ class LoadedModel:
             max_tokens=min(settings.cache_tokens, context or settings.cache_tokens),
         )
 
-    def hashes(self, pattern: str) -> Hashes:
+    def hashes(self, pattern: str, *, pace: Pace) -> Hashes:
         """Re-hash live tensors; consistent, because pointers that move on leave the snapshot alone."""
         updater = self.updater
         started = time.perf_counter()
         snapshot = updater.snapshot()
         groups = [group for group in updater.groups if any(fnmatch.fnmatchcase(n, pattern) for n in group.sources)]
-        found, size = updater.hash(snapshot, groups)
+        found, size = updater.hash(snapshot, groups, pace=pace)
         blind = updater.unverifiable
         return Hashes(
             tensors={n: value for n, value in found.items() if n not in blind and fnmatch.fnmatchcase(n, pattern)},

@@ -5,6 +5,7 @@ Knows the wire, not what the messages mean.
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import socket
 import subprocess
@@ -16,11 +17,12 @@ from typing import Final
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import Tokens
-from modelswap_engine.protocol.errors import WorkerLost
+from modelswap_engine.protocol.errors import Unavailable, WorkerLost
 
 _MODULE: Final = "modelswap_engine.backends.embedded.worker"
 _SOURCE_ROOT: Final = Path(__file__).resolve().parents[3]
 _STOP_SECONDS: Final = 5.0
+_CALL_OFF_SECONDS: Final = 5.0
 _OFFLINE: Final = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -34,6 +36,15 @@ _OFFLINE: Final = {
     # Threads come and go with each staging; without a bound each could leave an arena of freed memory behind.
     "MALLOC_ARENA_MAX": "4",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class CallOff:
+    """How to call a call off: the message, by the call's number, and the error that says so."""
+
+    order: Callable[[int], wire.Order]
+    error: type[Unavailable]
+    advice: str
 
 
 class WorkerProcess:
@@ -66,6 +77,7 @@ class WorkerProcess:
         self._waiting: dict[int, asyncio.Future[wire.Event]] = {}
         self._calls = 0
         self._stopping = False
+        self._killed = False
         self._why = ""
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -74,7 +86,7 @@ class WorkerProcess:
     @property
     def alive(self) -> bool:
         """True while the process answers."""
-        return self._listener is not None and not self._listener.done()
+        return self._listener is not None and not self._listener.done() and not self._killed
 
     async def start(self) -> None:
         """Start the process and wait until it has imported everything.
@@ -100,7 +112,10 @@ class WorkerProcess:
         greeting: asyncio.Future[wire.Event] = asyncio.get_running_loop().create_future()
         self._waiting[0] = greeting
         self._listener = asyncio.create_task(self._listen(reader), name=f"worker-{self.rank}")
-        await self._within(greeting, 0, self._settings.start_timeout, "starting")
+        try:
+            await self._within(greeting, self._settings.start_timeout, "starting")
+        finally:
+            self._waiting.pop(0, None)
 
     def _child_environment(self) -> dict[str, str]:
         paths = [str(_SOURCE_ROOT), *filter(None, [self._environ.get("PYTHONPATH")])]
@@ -111,11 +126,17 @@ class WorkerProcess:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.frame(order))
 
-    async def call(self, build: Callable[[int], wire.Order], *, timeout: float, what: str) -> wire.Event:
+    async def call(
+        self, build: Callable[[int], wire.Order], *, timeout: float, what: str, call_off: CallOff | None = None
+    ) -> wire.Event:
         """Send a call and wait for its answer.
+
+        With ``call_off`` a call that takes too long, or that nobody waits for any more, is called off; the worker,
+        which serves, stays.
 
         Raises:
             WorkerLost: the process is gone, or did not answer within ``timeout`` seconds and was killed.
+            Unavailable: of the type that ``call_off`` names, after ``timeout`` seconds.
         """
         if not self.alive:
             raise self._lost()
@@ -124,9 +145,14 @@ class WorkerProcess:
         answer: asyncio.Future[wire.Event] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         self.send(build(number))
-        return await self._within(answer, number, timeout, what)
+        try:
+            if call_off is None:
+                return await self._within(answer, timeout, what)
+            return await self._at_most(answer, number, timeout, what, call_off)
+        finally:
+            self._waiting.pop(number, None)
 
-    async def _within(self, answer: asyncio.Future[wire.Event], number: int, timeout: float, what: str) -> wire.Event:
+    async def _within(self, answer: asyncio.Future[wire.Event], timeout: float, what: str) -> wire.Event:
         try:
             return await asyncio.wait_for(answer, timeout)
         except TimeoutError:
@@ -134,8 +160,29 @@ class WorkerProcess:
             self.kill()
             await self._reaped()
             raise self._lost() from None
-        finally:
-            self._waiting.pop(number, None)
+
+    async def _at_most(
+        self, answer: asyncio.Future[wire.Event], number: int, timeout: float, what: str, call_off: CallOff
+    ) -> wire.Event:
+        try:
+            await asyncio.wait({answer}, timeout=timeout)
+            if answer.done():
+                return answer.result()
+        except asyncio.CancelledError:
+            self.send(call_off.order(number))
+            raise
+        self.send(call_off.order(number))
+        # Its answer means that it has let go of what it held.
+        await asyncio.wait({answer}, timeout=_CALL_OFF_SECONDS)
+        if answer.done():
+            answer.result()  # raises when the worker was lost meanwhile
+        elif not self.alive:
+            raise self._lost()
+        raise call_off.error(
+            f"{what} took longer than {timeout:g} s and was called off",
+            advice=call_off.advice,
+            details={"rank": str(self.rank), "seconds": f"{timeout:g}"},
+        )
 
     def _lost(self) -> WorkerLost:
         return WorkerLost(
@@ -184,11 +231,17 @@ class WorkerProcess:
     async def _reaped(self) -> None:
         if self._process is None:
             return
-        code = await self._process.wait()
+        try:
+            code = await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
+        except TimeoutError:
+            # Stuck in the kernel, on a volume that hangs; the kill takes effect when it comes back.
+            self._why = self._why or f"it was killed and did not end within {_STOP_SECONDS:g} s"
+            return
         self._why = self._why or (f"killed by signal {-code}" if code < 0 else f"it ended with exit code {code}")
 
     def kill(self) -> None:
         """Kill the process, if it still runs."""
+        self._killed = True
         if self._writer is not None:
             self._writer.close()
         if self._process is not None and self._process.returncode is None:

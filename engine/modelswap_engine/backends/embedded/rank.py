@@ -27,10 +27,9 @@ from modelswap_engine.backends.port import (
     StageRetained,
     Tokens,
 )
-from modelswap_engine.protocol.errors import Cancelled, Internal, NotReady
+from modelswap_engine.protocol.errors import Busy, Cancelled, Internal, NotReady
 from modelswap_engine.protocol.messages import MemoryState
 from modelswap_engine.weights.pace import Pace
-from modelswap_engine.weights.updater import WeightUpdater
 from modelswap_engine.weights.version import Staged
 
 _RETRY: Final = 0.1
@@ -104,11 +103,16 @@ class Rank:
         """Stage in a thread of its own that gives way to decoding; :meth:`cancel_staging` stops it."""
         with self._busy:
             updater = self._loaded().updater
+            if self._unproven:
+                raise Busy(
+                    "a version was committed and is not proven; staging would give up the means to undo it",
+                    advice="verify it or roll it back first",
+                )
             started = time.perf_counter()
             if isinstance(order, StageRetained):
                 staged = updater.stage_retained(order)
             else:
-                staged = self._staging.run(order.operation_id, functools.partial(self._read, updater, order))
+                staged = updater.stage(order, functools.partial(self._read, order.operation_id))
             return self._reply(
                 order.operation_id,
                 seconds=time.perf_counter() - started,
@@ -117,12 +121,15 @@ class Rank:
                 digest=staged.version.digest,
             )
 
-    def _read(self, updater: WeightUpdater, order: Stage, pace: Pace) -> Staged:
-        self._faults.hit("stage")
-        return updater.stage(order, pace=pace)
+    def _read(self, operation_id: str, work: Callable[[Pace], Staged]) -> Staged:
+        def body(pace: Pace) -> Staged:
+            self._faults.hit("stage")
+            return work(pace)
+
+        return self._staging.run(operation_id, body)
 
     def cancel_staging(self, operation_id: str) -> None:
-        """Stop a staging of this operation, if one runs; from any thread."""
+        """Stop a staging of this operation that runs or waits for its turn; from any thread."""
         self._staging.cancel(operation_id)
 
     def prepare(self, operation_id: str) -> Reply:
@@ -164,10 +171,18 @@ class Rank:
             if self._lease is not lease or self._model is None:
                 return
             if self._unproven:
-                self._undo(self._model, lease.operation_id)
+                self._undo_or_die(self._model, lease.operation_id)
             self._lease, self._expired = None, lease.operation_id
         finally:
             self._busy.release()
+
+    def _undo_or_die(self, model: LoadedModel, operation_id: str) -> None:
+        try:
+            self._undo(model, operation_id)
+        except BaseException as error:
+            # The pause ends with this call, and no step may be made on weights that nobody proved.
+            self._died(f"operation {operation_id} was abandoned and could not be undone: {error}")
+            raise
 
     def commit(self, operation_id: str, policy: RequestPolicy) -> Reply:
         """Move the pointers and empty the KV cache; the window holds nothing else."""
@@ -202,7 +217,6 @@ class Rank:
     def rollback(self, operation_id: str) -> Reply:
         """Put the old tensors back; requests that ran on the new ones are computed again."""
         with self._busy:
-            self._faults.hit("rollback")
             self._paused(operation_id)
             model = self._loaded()
             started = time.perf_counter_ns()
@@ -218,6 +232,7 @@ class Rank:
             )
 
     def _undo(self, model: LoadedModel, operation_id: str) -> int:
+        self._faults.hit("rollback")
         model.generator.check(RequestPolicy.RECOMPUTE)
         model.updater.rollback(operation_id)
         requests = model.generator.flush(RequestPolicy.RECOMPUTE)
@@ -243,6 +258,7 @@ class Rank:
     def release(self, operation_id: str, *, previous: bool) -> Reply:
         """Drop what is staged, and the retained version if asked to."""
         with self._busy:
+            self._staging.forget(operation_id)
             if self._model is None:
                 return self._reply(operation_id)
             self._model.updater.release(operation_id, previous=previous)
@@ -314,11 +330,12 @@ class Rank:
         if self._model is not None:
             self._model.generator.abort(request_id)
 
-    def hashes(self, pattern: str) -> Hashes:
-        """Re-hash live tensors, while requests run and beside a commit."""
+    def hashes(self, pattern: str, *, pace: Pace) -> Hashes:
+        """Re-hash live tensors, while requests run and beside a commit, until ``pace`` is cancelled."""
         model = self._loaded()
+        pace.spend(0)
         self._faults.hit("hashes")
-        return model.hashes(pattern)
+        return model.hashes(pattern, pace=pace)
 
     def memory(self) -> MemoryState:
         """Say where the memory is."""

@@ -115,6 +115,18 @@ class HashesCall(msgspec.Struct, frozen=True, tag=True):
     pattern: str
 
 
+class CancelStage(msgspec.Struct, frozen=True, tag=True):
+    """Stop a staging that runs or waits; it answers with an error."""
+
+    operation_id: str
+
+
+class CancelHashes(msgspec.Struct, frozen=True, tag=True):
+    """Stop a re-hash that runs or waits; it answers with an error."""
+
+    call: int
+
+
 class MemoryCall(msgspec.Struct, frozen=True, tag=True):
     """Report memory."""
 
@@ -145,7 +157,7 @@ SwapCall = (
     | ReleaseCall
 )
 ControlCall = LoadCall | SwapCall
-Order = ControlCall | HashesCall | MemoryCall | Submit | Abort | Setup
+Order = ControlCall | HashesCall | CancelStage | CancelHashes | MemoryCall | Submit | Abort | Setup
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

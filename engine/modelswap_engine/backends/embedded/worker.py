@@ -23,6 +23,7 @@ from modelswap_engine.backends.embedded import faults, wire
 from modelswap_engine.backends.embedded.rank import Rank
 from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.errors import ErrorBody, Internal, ModelswapError
+from modelswap_engine.weights.pace import Pace
 
 _PR_SET_PDEATHSIG: Final = 1
 _LAST_WORDS_SECONDS: Final = 2.0
@@ -82,7 +83,8 @@ class Worker:
         self._connection = connection
         self._rank = rank
         self._control: queue.SimpleQueue[wire.ControlCall] = queue.SimpleQueue()
-        self._inquiries: queue.SimpleQueue[wire.HashesCall] = queue.SimpleQueue()
+        self._inquiries: queue.SimpleQueue[tuple[wire.HashesCall, Pace]] = queue.SimpleQueue()
+        self._hashing: dict[int, Pace] = {}
         threading.Thread(target=self._run_control, name="control", daemon=True).start()
         threading.Thread(target=self._run_inquiries, name="inquiries", daemon=True).start()
 
@@ -95,8 +97,14 @@ class Worker:
                 self._rank.abort(request_id)
             case wire.MemoryCall(call=call):
                 self._connection.send(wire.MemoryAnswer(call=call, memory=self._rank.memory()))
-            case wire.HashesCall():
-                self._inquiries.put(order)
+            case wire.HashesCall(call=call):
+                pace = self._hashing[call] = Pace()
+                self._inquiries.put((order, pace))
+            case wire.CancelHashes(call=call):
+                if (running := self._hashing.get(call)) is not None:
+                    running.cancel()
+            case wire.CancelStage(operation_id=operation_id):
+                self._rank.cancel_staging(operation_id)
             case wire.Setup():
                 raise ValueError("a worker is set up once")
             case _:
@@ -144,11 +152,12 @@ class Worker:
 
     def _run_inquiries(self) -> None:
         while True:
-            order = self._inquiries.get()
+            order, pace = self._inquiries.get()
             try:
-                answer = wire.HashesAnswer(call=order.call, hashes=self._rank.hashes(order.pattern))
+                answer = wire.HashesAnswer(call=order.call, hashes=self._rank.hashes(order.pattern, pace=pace))
             except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
                 answer = wire.HashesAnswer(call=order.call, error=error_body(error))
+            del self._hashing[order.call]
             self._connection.send(answer)
 
 
