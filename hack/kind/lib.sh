@@ -75,7 +75,7 @@ require_debian_12() { # WHY: what is built from the machine's own package source
 
 require_root_on_debian() { # WHY
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
-    die "$1 needs root on Debian or Ubuntu; elsewhere start a Docker engine that can pull images, or name a cluster in MODELSWAP_KUBECONFIG"
+    die "$1 needs root on Debian; elsewhere start a Docker engine that can pull images, or name a cluster in MODELSWAP_KUBECONFIG"
 }
 
 need_packages() { # PACKAGE...: Debian packages, installed only when one is missing, without starting their services
