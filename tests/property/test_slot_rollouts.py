@@ -31,7 +31,7 @@ class Rollouts(RuleBasedStateMachine):
 
     # The operator
 
-    @rule(times=st.integers(1, 6))
+    @rule(times=st.sampled_from([1, 2, 4, 12, 16]))
     def work(self, times: int) -> None:
         for _ in range(times):
             before = self._unavailable()
