@@ -1,5 +1,6 @@
 """Every way to get into the control port without being entitled to, against the offline token check."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -168,3 +169,27 @@ def test_the_issuer_comes_from_the_pods_own_token() -> None:
         issuer_of(RSA.sign(claims(iss=None)))
     with pytest.raises(ValueError, match="service-account"):
         issuer_of("garbage")
+
+
+async def test_a_good_token_does_not_wait_for_the_fetch_that_a_made_up_key_began() -> None:
+    cluster, release = Cluster(), asyncio.Event()
+    authenticator = cluster.authenticator()
+    await authenticator.authenticate(RSA.sign(claims()))
+    fetch = cluster.fetch
+
+    async def slow() -> bytes:
+        await release.wait()
+        return await fetch()
+
+    authenticator._keys._fetch = slow
+    cluster.now += 60
+    attacking = asyncio.create_task(authenticator.authenticate(RSA.sign(claims(), kid="made-up")))
+    await asyncio.sleep(0)
+    good = asyncio.create_task(authenticator.authenticate(RSA.sign(claims())))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert good.done()
+    assert good.result().subject == SUBJECT
+    release.set()
+    with pytest.raises(Unauthenticated):
+        await attacking

@@ -1,7 +1,9 @@
 """Probes and metrics: the only routes of the control port that need no token.
 
-``/livez`` says that the event loop turns, and nothing else: a paused, draining or quarantined engine is alive, and
-restarting it would lose requests. ``/readyz`` is the coordinator's word.
+``/livez`` says that the event loop turns, and that the engine has not given up: a paused, draining or recovering
+engine is alive, and restarting it would lose requests; a quarantined one serves nobody, and a new process loads what
+its assignment names (``recovery.engineRestart: Allowed``). ``/readyz`` is the coordinator's word; it needs no token,
+so it names the reason without its details.
 """
 
 from aiohttp import web
@@ -26,7 +28,9 @@ class Health:
         return [web.get("/livez", self.livez), web.get("/readyz", self.readyz), web.get("/metrics", self.metrics)]
 
     async def livez(self, _: web.Request) -> web.Response:
-        """Say that this process answers."""
+        """Say that this process answers and has not given up."""
+        if self._coordinator.stuck:
+            return web.Response(text="quarantined: this process cannot serve again\n", status=503)
         return web.Response(text="ok\n")
 
     async def readyz(self, _: web.Request) -> web.Response:
@@ -35,7 +39,7 @@ class Health:
         self._coordinator.probe_seen()
         if ready:
             return web.Response(text="ok\n")
-        return web.Response(text=f"not ready: {self._coordinator.state().message or 'starting'}\n", status=503)
+        return web.Response(text=f"not ready: {self._coordinator.state().reason or 'Starting'}\n", status=503)
 
     async def health(self, _: web.Request) -> web.Response:
         """Say the same on the data port, as a fact for clients: it is not a probe."""

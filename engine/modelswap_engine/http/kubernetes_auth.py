@@ -60,6 +60,8 @@ class KeySet:
         Raises:
             Unavailable: no keys have ever been fetched.
         """
+        if kid in self._keys and not self._stale():
+            return self._keys[kid]  # nobody with a good token waits for the fetch that a made-up id began
         async with self._lock:
             if kid not in self._keys or self._stale():
                 await self._refresh()

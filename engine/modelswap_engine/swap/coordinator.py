@@ -157,6 +157,16 @@ class Coordinator:
         return self._core.ready
 
     @property
+    def quarantined(self) -> bool:
+        """True while neither version could be proved."""
+        return self._core.quarantined
+
+    @property
+    def stuck(self) -> bool:
+        """True when only a new process helps: quarantined, and nobody is loading a whole version."""
+        return self._core.quarantined and self._core.operations.current is None and not self._core.stopping
+
+    @property
     def closing(self) -> bool:
         """True while connections should be closed after their answer."""
         return self._core.closing or self._core.quarantined or self._core.stopping

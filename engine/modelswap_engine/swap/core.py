@@ -197,7 +197,13 @@ class Core:
 
     async def refresh_memory(self) -> None:
         """Ask the engine and the container where the memory is; the holder of the mutex calls it."""
-        memory = await self.engine.memory()
+        await self._bound_memory(await self.engine.memory())
+
+    async def refresh_limits(self) -> None:
+        """Ask the container alone: the engine is dead and holds nothing."""
+        await self._bound_memory(MemoryState())
+
+    async def _bound_memory(self, memory: MemoryState) -> None:
         bound: Memory = await self.offload(self._probe.read)
         known = [figure for figure in (memory.available_bytes, bound.available) if figure >= 0]
         limits = [figure for figure in (memory.limit_bytes, bound.limit) if figure >= 0]

@@ -6,10 +6,11 @@ Whatever the engine held before is gone afterwards; what it holds then is proved
 import asyncio
 
 from modelswap_engine.backends.port import Load
-from modelswap_engine.protocol.errors import DigestMismatch
+from modelswap_engine.protocol.errors import DigestMismatch, InsufficientMemory, ModelswapError
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.settings import MIB
 from modelswap_engine.swap.versions import Version
 
 
@@ -49,8 +50,10 @@ async def load(
     """Load a resolved version into every rank and make it the live one, unless told to give up.
 
     Raises:
+        InsufficientMemory: the container cannot hold it; the engine was not touched.
         ModelswapError: it is not live; the engine may hold nothing at all.
     """
+    await _require_memory(core, resolved.manifest.total_bytes)
     with core.store.pin(resolved.manifest.digest):
         version = await prepare(core, resolved, label=label)
         order = Load(
@@ -66,6 +69,33 @@ async def load(
         core.publish(version, previous=None)
         core.quarantined = False
     return version
+
+
+async def _require_memory(core: Core, needed: int) -> None:
+    """Refuse a load that the container cannot hold: being killed for memory halfway takes everything down.
+
+    What the engine holds now is gone before the new tensors come, so it counts as available.
+
+    Raises:
+        InsufficientMemory: it does not fit.
+    """
+    try:
+        await core.refresh_memory()
+    except ModelswapError:
+        if any(rank.alive for rank in core.backend.ranks()):
+            return  # what it holds cannot be known, and a guess must not keep a version from being served
+        await core.refresh_limits()
+    memory = core.memory
+    if memory.available_bytes < 0:
+        return
+    held = memory.model_bytes + memory.staged_bytes + memory.previous_bytes
+    usable = max(0, memory.available_bytes + held - core.settings.memory_reserve)
+    if needed > usable:
+        raise InsufficientMemory(
+            f"loading needs {needed / MIB:.1f} MiB, {usable / MIB:.1f} MiB may be used",
+            advice="raise the container's memory limit or give the KV cache less",
+            details={"neededMiB": f"{needed / MIB:.1f}", "availableMiB": f"{usable / MIB:.1f}"},
+        )
 
 
 async def reload(core: Core, ref: VersionRef, *, operation_id: str) -> Version:

@@ -151,7 +151,7 @@ async def test_plan_check_pause_resume_and_cancel(ports: Ports) -> None:
         assert (await response.json())["checked"] == 2
     status, state = await call(ports.control, "POST", "/pause", {"leaseId": "l", "owner": "me", "seconds": 60})
     assert (status, state["gate"]["open"], state["gate"]["leaseOwner"]) == (200, False, "me")
-    status, state = await call(ports.control, "POST", "/resume", {"leaseId": "l"})
+    status, state = await call(ports.control, "POST", "/resume", {"leaseId": "l", "owner": "me"})
     assert (status, state["gate"]["open"]) == (200, True)
     status, body = await call(ports.control, "POST", "/swaps/none/cancel", {"fence": {"podUid": POD}})
     assert (status, body["error"]["code"]) == (404, "NotFound")

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from modelswap_engine.backends.port import FinishReason
 from modelswap_engine.protocol.errors import SourceUnreadable, WorkerLost
-from modelswap_engine.protocol.messages import PauseRequest, Traffic, TrafficMode, VersionRef
+from modelswap_engine.protocol.messages import CheckRequest, PauseRequest, Traffic, TrafficMode, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from tests.support.ports import CONTEXT, MAX_REQUESTS, MODEL, Ports
 from tests.support.scripted_backend import Script
@@ -372,3 +372,34 @@ async def test_a_prompt_is_not_run_on_a_version_that_did_not_tokenize_it(ports: 
     assert (response.status, (await response.json())["error"]["code"]) == (503, "NotReady")
     assert ports.backend.asked == []
     assert (await chat(ports)).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_from_weights_that_failed_their_hash_is_ended(ports: Ports, stream: bool) -> None:
+    async def damage() -> None:
+        ports.backend.live["norm"] = b"!!"
+        assert not (await ports.coordinator.check(CheckRequest())).ok
+
+    ports.backend.script = Script([b"good", damage, b"bad"])
+    response = await chat(ports, stream=stream)
+    if stream:
+        chunks = await events(response)
+        assert text_of(chunks) == "good"
+        error = chunks[-1]["error"]
+    else:
+        assert response.status == 503
+        error = (await response.json())["error"]
+    assert error["retryable"] is True
+    assert ports.backend.aborted
+
+
+async def test_a_quarantined_process_asks_to_be_restarted_and_readiness_tells_no_details(ports: Ports) -> None:
+    ports.backend.live["norm"] = b"!!"
+    await ports.coordinator.check(CheckRequest())
+    assert (await ports.control.get("/livez")).status == 503
+    ready = await ports.control.get("/readyz")
+    assert (ready.status, await ready.text()) == (503, "not ready: Quarantined\n")
+    assert (await ports.swap(ports.publish("1.1", norm=b"N" * 2), "op-1")).state is SwapState.SERVING
+    assert (await ports.control.get("/livez")).status == 200
+    await ports.coordinator.pause(PauseRequest(lease_id="a", seconds=30))
+    assert (await ports.control.get("/livez")).status == 200

@@ -6,6 +6,7 @@ from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.errors import DigestMismatch, ManifestMismatch, NotReady, SourceUnreadable
 from modelswap_engine.protocol.messages import Loading, LoadingMode, Traffic, TrafficMode, VerifyMode, VersionRef
 from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.swap.memory import Memory
 from tests.support.fake_backend import Fault
 from tests.support.fake_source import FakeCheckpoint
 from tests.support.swapping import World, checkpoint, last, request
@@ -416,3 +417,47 @@ async def test_a_file_that_was_overwritten_while_it_was_staged_is_no_bad_version
     status = await world.swap(target, "op-2", revision=2)
     assert (status.error.code, status.error.retryable) == ("ManifestMismatch", False)
     world.assert_serves(world.template)
+
+
+async def test_a_whole_load_that_does_not_fit_is_refused_before_the_engine_is_touched(tmp_path):
+    world = World(tmp_path)
+    world.backend.limit = 17  # 18 bytes are needed
+    await world.start()
+    assert (world.state.reason, world.state.live) == ("LoadFailed", None)
+    assert "MiB" in world.state.message
+    assert "load" not in world.backend.steps
+    world.backend.limit = 18
+    await world.clock.advance(60)
+    world.assert_serves(world.template)
+    await world.stop()
+
+
+async def test_what_the_engine_holds_makes_room_for_a_whole_load(world):
+    world.backend.limit = 20
+    target = world.publish("1.1", checkpoint(norm=b"NN"))
+    world.backend.faults |= {"verify": Fault.ERROR, "rollback": Fault.ERROR}
+    status = await world.swap(target)
+    assert status.state is SwapState.ROLLED_BACK
+    assert world.backend.steps.count("load") == 2
+    world.assert_serves(world.template)
+
+
+async def test_a_dead_engine_is_loaded_within_what_the_container_has(world):
+    core = world.coordinator._core
+    core._probe = Bounded(17)
+    world.backend.kill()
+    await world.clock.advance(60)
+    assert world.state.reason == "LoadFailed"
+    core._probe = Bounded(18)
+    await world.clock.advance(60)
+    world.assert_serves(world.template)
+
+
+class Bounded:
+    """A container with so many bytes left."""
+
+    def __init__(self, available: int) -> None:
+        self.available = available
+
+    def read(self) -> Memory:
+        return Memory(limit=1000, available=self.available)

@@ -3,7 +3,7 @@
 Knows the backend port and text, no HTTP. Whoever stops iterating ends the generation in the engine.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from modelswap_engine.backends.port import FinishReason, Tokens, TokenStream
@@ -29,7 +29,15 @@ class Piece:
 
 
 class Answer:
-    """Consumes the engine's stream once and remembers what came of it."""
+    """Consumes the engine's stream once and remembers what came of it.
+
+    Args:
+        tokens: the engine's stream.
+        text: makes text of them.
+        eos: ids that end a text and are not shown.
+        required_digest: the only version that may have a part in it, None for any.
+        trusted: asked before anything is passed on; says no once the engine's weights failed their hash.
+    """
 
     def __init__(
         self,
@@ -38,11 +46,13 @@ class Answer:
         text: TextStream,
         eos: frozenset[int],
         required_digest: str | None,
+        trusted: Callable[[], bool],
     ) -> None:
         self._tokens = tokens
         self._text = text
         self._eos = eos
         self._required = required_digest
+        self._trusted = trusted
         self._spans: list[Span] = []
         self.digest = ""
 
@@ -70,6 +80,10 @@ class Answer:
             WorkerLost: from the backend.
         """
         async for item in self._tokens:
+            if not self._trusted():
+                raise Interrupted(
+                    "the live weights are not those of the version they should be", advice="send it again"
+                )
             first = not self._spans
             self._account(item)
             if item.finish in (FinishReason.ABORT, FinishReason.ERROR):
