@@ -124,6 +124,7 @@ class SimPod:
     refuses: set[str] = field(default_factory=set)
     quarantined: bool = False
     reason: str = ""
+    silences: int = 0
     template: Release | None = None
 
     def __repr__(self) -> str:
@@ -319,7 +320,7 @@ class World:
                 port=8001,
                 ready=p.ready,
                 ever_ready=p.uid in self.ever_ready | shown,
-                engine=p.state() if p.reachable else self._silent(),
+                engine=p.state() if p.reachable else self._silent(p),
             )
             for p in self.pods
         )
@@ -339,12 +340,13 @@ class World:
         self.memory.take_in(replace(base, memory=self.memory.view()), self.now)
         return replace(base, memory=self.memory.view())
 
-    def _silent(self) -> Unreachable:
+    def _silent(self, pod: SimPod) -> Unreachable:
+        pod.silences += 1
         return Unreachable(
             reason="EngineUnreachable",
             message="no connection",
             since=self.now,
-            attempts=1,
+            attempts=pod.silences,
             retry_at=self.now + timedelta(seconds=1),
         )
 

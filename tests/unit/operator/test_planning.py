@@ -4,9 +4,12 @@ from datetime import timedelta
 
 import pytest
 
+from modelswap_engine.protocol.messages import EngineState, RankState, VersionRef
 from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.swap.fence import Accepted
 from modelswap_operator.api.modelversion import OnFailure, Rollout
 from modelswap_operator.planning.actions import CancelSwaps, StartSwaps, Wait, WriteAssignment
+from modelswap_operator.planning.assess import proved
 from modelswap_operator.planning.rollout import allowed
 from tests.support.slot_world import GOOD, World, digest
 
@@ -221,6 +224,7 @@ def test_suspended_finishes_the_operation_publishes_the_plan_and_does_nothing_el
     assert world.serving() == ["1.1", "1.0"]
     assert world.condition("Suspended") == ("True", "Suspended")
     assert world.condition("Ready") == ("Unknown", "Suspended")
+    assert world.status.observed_generation == world.generation
     assert [(p.from_digest, p.changed_tensors) for p in world.status.plan] == [(digest("a"), 3)]
     world.edit(suspend=False)
     world.settle()
@@ -458,3 +462,68 @@ def test_an_idle_pod_lost_from_sight_holds_up_no_other() -> None:
         world.run_pass()
         world.tick()
     assert world.serving() == ["1.1", "1.0", "1.1"]
+
+
+def test_a_pod_is_not_tried_again_before_its_pause_is_over_unless_the_spec_changes() -> None:
+    world = World(pods=1)
+    world.settle()
+    world.bump("1.1")
+    world.pods[0].transient_faults = 1
+    until(world, SwapState.ABORTED)
+    for _ in range(5):
+        world.run_pass()
+    assert len(started(world)) == 1
+    assert world.condition("Ready") == ("False", "DrainTimeout")
+    assert world.condition("Reconciling") == ("True", "ProgressingWithRetry")
+    world.bump("1.2")
+    for _ in range(5):
+        world.run_pass()
+    assert len(started(world)) == 2
+
+
+def test_an_edit_that_changes_no_version_does_not_make_it_stable_anew() -> None:
+    world = World(pods=1)
+    world.settle()
+    assert world.status.stable is not None
+    before = world.status.stable.revision
+    world.edit(rollout=Rollout(progress_deadline_seconds=300))
+    world.settle()
+    assert world.status.stable.revision == before
+    assert world.assignment is not None
+    assert world.assignment.revision > before
+
+
+def test_a_swap_by_a_person_is_undone_under_a_higher_revision() -> None:
+    world = World(pods=2)
+    world.settle()
+    revision = world.revisions[-1] + 5
+    world.pods[0].live = GOOD["1.2"]
+    world.pods[0].accepted = Accepted(owner_uid=world.uid, epoch=world.epoch, revision=revision)
+    world.settle()
+    assert world.serving() == ["1.0", "1.0"]
+    assert world.revisions[-1] > revision
+
+
+RANK = RankState(rank=0, boot_id="r0", alive=True, digest=digest("a"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "boot_id", "quarantined", "expected"),
+    [
+        ([RANK, RANK], "b", False, True),
+        ([], "b", False, False),
+        ([RANK], "", False, False),
+        ([RANK], "b", True, False),
+        ([RANK, RankState(rank=1, boot_id="r1", alive=True, digest="")], "b", False, False),
+        ([RANK, RankState(rank=1, boot_id="r1", alive=False, digest=digest("a"))], "b", False, False),
+        ([RANK, RankState(rank=1, boot_id="", alive=True, digest=digest("a"))], "b", False, False),
+    ],
+)
+def test_a_digest_is_proved_by_every_rank_under_its_boot_id(
+    ranks: list[RankState], boot_id: str, quarantined: bool, expected: bool
+) -> None:
+    live = VersionRef(version="1.0", uri="u", digest=digest("a"))
+    state = EngineState(boot_id=boot_id, live=live, ranks=ranks, quarantined=quarantined)
+    assert proved(state, digest("a")) is expected
+    assert not proved(state, digest("b"))
+    assert not proved(state, "")
