@@ -115,7 +115,17 @@ def judged(file: str, key: str, old: Any = 1, new: Any = 2) -> Verdict:
         ("generation_config.json", "temperature", Verdict.APPLIED),
         ("generation_config.json", "repetition_penalty", Verdict.REFUSED),
         ("tokenizer_config.json", "chat_template", Verdict.APPLIED),
-        ("tokenizer_config.json", "add_bos_token", Verdict.APPLIED),
+        ("generation_config.json", "max_length", Verdict.REFUSED),
+        ("generation_config.json", "pad_token_id", Verdict.IGNORED),
+        ("config.json", "bos_token_id", Verdict.IGNORED),
+        ("tokenizer_config.json", "eos_token", Verdict.APPLIED),
+        ("tokenizer_config.json", "add_bos_token", Verdict.REFUSED),
+        ("tokenizer_config.json", "model_max_length", Verdict.IGNORED),
+        ("tokenizer_config.json", "tokenizer_class", Verdict.IGNORED),
+        ("vocab.json", "", Verdict.IGNORED),
+        ("added_tokens.json", "", Verdict.IGNORED),
+        ("special_tokens_map.json", "", Verdict.APPLIED),
+        ("chat_template.json", "", Verdict.APPLIED),
         ("preprocessor_config.json", "", Verdict.REFUSED),
         ("tokenizer.json", "", Verdict.APPLIED),
     ],
@@ -166,7 +176,11 @@ def test_a_file_that_appears_or_disappears_is_a_change() -> None:
 
 @pytest.mark.parametrize(
     ("file", "key"),
-    [("config.json", "eos_token_id"), ("generation_config.json", "eos_token_id"), ("tokenizer_config.json", "x")],
+    [
+        ("config.json", "eos_token_id"),
+        ("generation_config.json", "eos_token_id"),
+        ("tokenizer_config.json", "eos_token"),
+    ],
 )
 def test_tokenizer_template_and_eos_stop_modes_that_continue_requests(file: str, key: str) -> None:
     changes = compare_side_files({file: text({key: 1})}, {file: text({key: 2})})

@@ -1,7 +1,8 @@
 """What each backend kind does about a changed side file: three lists (ignored, applied, refused), as data.
 
-A key on no list is refused. Rope and norm settings belong to the commit in principle, but the embedded engine bakes
-them into its modules when it builds the model, so it refuses them; the advice is a cold restart.
+A key on no list is refused, and "applied" is only what ``http.text_model`` really reads. Rope and norm settings belong
+to the commit in principle, but the embedded engine bakes them into its modules when it builds the model, so it refuses
+them; the advice is a cold restart.
 """
 
 from collections.abc import Mapping
@@ -41,6 +42,7 @@ _ALL: Final = ("*",)
 _EOS: Final = Rule(("eos_token_id",), Verdict.APPLIED, "end of text", interrupts=True)
 _TEMPLATE: Final = Rule(_ALL, Verdict.APPLIED, "chat template", interrupts=True)
 _TOKENS: Final = Rule(_ALL, Verdict.APPLIED, "tokenizer", interrupts=True)
+_SAME_TOKENS: Final = Rule(_ALL, Verdict.IGNORED, "tokenizer.json alone decides about tokens")
 _IMAGES: Final = Rule(_ALL, Verdict.REFUSED, "the embedded engine serves text only")
 _BUILT_IN: Final = "the embedded engine reads it only when it builds the model"
 _MODEL: Final = "it describes another model"
@@ -76,13 +78,26 @@ _SHAPES: Final = (
     "head_dim",
 )
 _KINDS: Final = ("quantization_config*", "*dtype", "tie_word_embeddings", "hidden_act", "*_bias", "layer_types")
-_DEFAULTS: Final = ("do_sample", "temperature", "top_p", "top_k", "max_new_tokens", "max_length")
+_DEFAULTS: Final = ("do_sample", "temperature", "top_p", "top_k", "max_new_tokens")
 _IDS: Final = ("bos_token_id", "pad_token_id")
+_UNREAD: Final = "prompts get their tokens from the tokenizer and are not padded"
+_SPECIAL: Final = ("bos_token*", "eos_token*", "unk_token*", "sep_token*", "pad_token*", "cls_token*", "mask_token*")
+_IN_TOKENIZER: Final = (
+    "added_tokens_decoder*",
+    "additional_special_tokens*",
+    "extra_special_tokens*",
+    "tokenizer_class",
+    "processor_class",
+    "backend",
+    "use_fast",
+    "legacy",
+)
+_LENGTHS: Final = ("model_max_length", "padding_side", "truncation_side", "model_input_names*")
 
 EMBEDDED: Final[Rules] = {
     CONFIG: (
         _EOS,
-        Rule(_IDS, Verdict.APPLIED, "generation default"),
+        Rule(_IDS, Verdict.IGNORED, _UNREAD),
         Rule(_TRAINING, Verdict.IGNORED, "has no effect on inference"),
         Rule(_OUTPUT, Verdict.IGNORED, "has no effect on generated text"),
         Rule(_POSITIONS, Verdict.REFUSED, _BUILT_IN),
@@ -92,27 +107,31 @@ EMBEDDED: Final[Rules] = {
     ),
     GENERATION: (
         _EOS,
-        Rule(_DEFAULTS + _IDS, Verdict.APPLIED, "generation default"),
+        Rule(_DEFAULTS, Verdict.APPLIED, "generation default"),
+        Rule(_IDS, Verdict.IGNORED, _UNREAD),
         Rule(_OUTPUT, Verdict.IGNORED, "has no effect on generated text"),
         Rule(_ALL, Verdict.REFUSED, "the embedded engine does not honour this generation setting"),
     ),
     TOKENIZER_CONFIG: (
         Rule(("chat_template*",), Verdict.APPLIED, "chat template", interrupts=True),
         Rule(("auto_map*",), Verdict.IGNORED, "code from a checkpoint is never loaded"),
-        _TOKENS,
+        Rule(_SPECIAL, Verdict.APPLIED, "special tokens", interrupts=True),
+        Rule(_IN_TOKENIZER, Verdict.IGNORED, "tokenizer.json alone decides about tokens"),
+        Rule(_LENGTHS, Verdict.IGNORED, "the context length comes from config.json, and nothing is padded or cut"),
+        Rule(_ALL, Verdict.REFUSED, "the embedded engine does not honour this tokenizer setting"),
     ),
     "chat_template.jinja": (_TEMPLATE,),
     "chat_template.json": (_TEMPLATE,),
     "tokenizer.json": (_TOKENS,),
     "special_tokens_map.json": (_TOKENS,),
-    "added_tokens.json": (_TOKENS,),
-    "vocab.json": (_TOKENS,),
-    "vocab.txt": (_TOKENS,),
-    "merges.txt": (_TOKENS,),
-    "tokenizer.model": (_TOKENS,),
-    "spiece.model": (_TOKENS,),
-    "sentencepiece.bpe.model": (_TOKENS,),
-    "tekken.json": (_TOKENS,),
+    "added_tokens.json": (_SAME_TOKENS,),
+    "vocab.json": (_SAME_TOKENS,),
+    "vocab.txt": (_SAME_TOKENS,),
+    "merges.txt": (_SAME_TOKENS,),
+    "tokenizer.model": (_SAME_TOKENS,),
+    "spiece.model": (_SAME_TOKENS,),
+    "sentencepiece.bpe.model": (_SAME_TOKENS,),
+    "tekken.json": (_SAME_TOKENS,),
     "preprocessor_config.json": (_IMAGES,),
     "processor_config.json": (_IMAGES,),
     "video_preprocessor_config.json": (_IMAGES,),

@@ -78,7 +78,7 @@ def load_text_model(directory: Path) -> TextModel:
     config = _read_json(directory / "config.json")
     generation = _read_json(directory / "generation_config.json")
     tokenizer_config = _read_json(directory / "tokenizer_config.json")
-    special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(tokenizer_config.get(name))) is not None}
+    special = _special_tokens(_read_json(directory / "special_tokens_map.json"), tokenizer_config)
     tokenizer = _load_tokenizer(directory / "tokenizer.json")
     source = _template_source(directory, tokenizer_config)
     return TextModel(
@@ -137,11 +137,22 @@ def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> st
             return data.decode("utf-8")
         except UnicodeDecodeError:
             raise InvalidCheckpoint("chat_template.jinja is not UTF-8 text") from None
-    value = tokenizer_config.get("chat_template")
+    legacy = _read_json(directory / "chat_template.json")  # what processors wrote before there was the .jinja file
+    value = legacy.get("chat_template", tokenizer_config.get("chat_template"))
     if isinstance(value, list):  # several named ones
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")
     return value if isinstance(value, str) else None
+
+
+def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens by name; a later source counts more."""
+    return {
+        name: text
+        for source in sources
+        for name in _SPECIAL_NAMES
+        if (text := _token_text(source.get(name))) is not None
+    }
 
 
 def _token_text(value: object) -> str | None:

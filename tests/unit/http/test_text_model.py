@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from modelswap_engine.checkpoint.siderules import EMBEDDED, Rule, Verdict
 from modelswap_engine.http.chat_template import ChatTemplate
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.text_model import load_text_model
 from modelswap_engine.protocol.errors import BadRequest, InvalidCheckpoint, NotReady, UnsupportedFormat
 from modelswap_engine.protocol.messages import VersionRef
+
+
+def applied(rules: tuple[Rule, ...]) -> bool:
+    return any(rule.verdict is Verdict.APPLIED for rule in rules)
+
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -51,6 +57,26 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert (text.defaults.temperature, text.defaults.top_k, text.defaults.top_p) == (0.6, 20, None)
     assert text.decode(text.encode("Grüße 🙂")) == "Grüße 🙂"
     assert text.encode_chat(USER) == (*text.encode("hi"), 0)
+
+
+def test_where_the_template_and_the_special_tokens_come_from(tmp_path: Path) -> None:
+    config = {"chat_template": "config", "bos_token": "<c>"}
+    files: dict[str, Any] = {"tokenizer_config": config, "special_tokens_map": {"bos_token": "<m>", "sep_token": "<s>"}}
+    files["chat_template"] = {"chat_template": "json {{ bos_token }}{{ sep_token }}"}
+    text = load_text_model(write_side_files(tmp_path, **files))
+    assert text.decode(text.encode_chat(USER)) == "json <c><s>"
+    text = load_text_model(write_side_files(tmp_path, chat_template__jinja="jinja"))
+    assert text.decode(text.encode_chat(USER)) == "jinja"
+
+
+# A change of these files and keys is reported as applied, so it must change what a request gets.
+@pytest.mark.parametrize("name", [name for name, rules in EMBEDDED.items() if applied(rules)])
+def test_every_file_that_is_said_to_be_applied_is_read(tmp_path: Path, name: str) -> None:
+    write_side_files(tmp_path)
+    load_text_model(tmp_path)
+    (tmp_path / name).write_bytes(b"\xff{")
+    with pytest.raises(InvalidCheckpoint, match=name):
+        load_text_model(tmp_path)
 
 
 def test_fallbacks(tmp_path: Path) -> None:
