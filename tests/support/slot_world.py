@@ -183,7 +183,7 @@ class SimPod:
             return
         error = release.refused or release.refused_late
         if release.version in self.refuses:
-            error = ErrorBody(code="InsufficientMemory", message="too big here")
+            error = ErrorBody(code="IncompatibleModel", message="another engine version here")
         if operation.state is SwapState.FETCHING and error is not None:
             self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=error))
             return
@@ -266,6 +266,7 @@ class World:
         )
         self.status = ModelVersionStatus()
         self.status_writes = 0
+        self.not_now: ErrorBody | None = None
         self.assignment: Assignment | None = None
         self.ledger = Ledger()
         self.memory = SlotMemory()
@@ -409,7 +410,8 @@ class World:
 
     def _answer(self, version: str, from_digest: str) -> Plan:
         release = CATALOG[version]
-        refusals = [release.refused] if release.refused is not None else []
+        error = release.refused or self.not_now
+        refusals = [error] if error is not None else []
         return Plan(
             from_digest=from_digest,
             to_digest=release.digest,

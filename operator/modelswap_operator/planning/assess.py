@@ -27,6 +27,12 @@ def running(pod: Pod) -> SwapStatus | None:
     return operation if operation is not None and not operation.state.terminal else None
 
 
+def highest_epoch(snapshot: Snapshot) -> int:
+    """Return the highest epoch under which the assignment or a pod has seen a decision."""
+    epochs = [p.state.epoch for p in snapshot.pods if p.state is not None]
+    return max([*epochs, snapshot.assignment.epoch if snapshot.assignment is not None else 0])
+
+
 @dataclass(frozen=True)
 class Assessment:
     """Facts derived from a snapshot of an object that exists and whose spec was read."""
@@ -127,9 +133,7 @@ class Assessment:
     @property
     def stale_leader(self) -> bool:
         """Say whether somebody with a higher epoch has decided already: this process must not."""
-        current = self.snapshot.assignment
-        epochs = [p.state.epoch for p in self.present if p.state is not None]
-        return max([*epochs, current.epoch if current is not None else 0]) > self.snapshot.epoch
+        return highest_epoch(self.snapshot) > self.snapshot.epoch
 
     def desired(self, pod: Pod) -> AssignmentTarget | None:
         """Return what a pod is to be brought to now, or None when it is to be left alone.
@@ -171,5 +175,9 @@ class Assessment:
 
     @cached_property
     def scaled_to_zero(self) -> bool:
-        """Say whether the slot had proved pods and has none now."""
-        return not self.present and self.owned and self.stable_digest != ""
+        """Say whether the slot had come to the target and has no pods now, not even ones that are leaving.
+
+        In the middle of a rollout that has not been decided a moment without pods proves nothing.
+        """
+        gone = all(p.finished for p in self.snapshot.pods)
+        return gone and self.owned and self.target is not None and self.stable_digest == self.target.digest

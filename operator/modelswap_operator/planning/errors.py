@@ -1,11 +1,19 @@
 """Whether an error can heal by itself. One place, so that planner, memory and status agree."""
 
 from modelswap_engine.protocol.errors import ErrorBody, Refused, StateMoved, from_body
+from modelswap_engine.protocol.messages import Plan
 
 
 def is_content(error: ErrorBody) -> bool:
     """True when the version itself is refused: the same digest fails again until somebody changes the spec."""
     return isinstance(from_body(error), Refused) and not error.retryable
+
+
+def passing(plan: Plan) -> ErrorBody | None:
+    """Return why a plan cannot be followed now although the version itself is not refused; None when it can."""
+    if any(is_content(error) for error in plan.refusals):
+        return None
+    return next(iter(plan.refusals), None)
 
 
 def is_moved(error: ErrorBody) -> bool:

@@ -1,7 +1,7 @@
 """Which of the things that pods report are new failures, and of which kind.
 
-A content failure (the version itself is refused) is recorded in status and never tried again until the spec changes;
-everything else is an attempt that is repeated later.
+A content failure (the version itself is refused) is recorded in status and never tried again until the spec changes.
+So is a rollout that got stuck half-way and is taken back. Everything else is an attempt that is repeated later.
 """
 
 from collections.abc import Iterator
@@ -9,11 +9,12 @@ from datetime import datetime
 
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import AssignmentTarget, SwapStatus
-from modelswap_operator.api.modelversion import Failure
+from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.planning.actions import FailedAttempt
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.errors import is_content, text
+from modelswap_operator.planning.operations import covers
 from modelswap_operator.planning.progress import deadline
 from modelswap_operator.planning.snapshot import Pod
 
@@ -22,7 +23,7 @@ UNKNOWN = ErrorBody(code="EngineFailed", message="the swap ended without success
 
 def new_failure(a: Assessment, now: datetime) -> Failure | None:
     """Return a content failure that status does not hold yet."""
-    return plan_failure(a, now) or _swap_failure(a, now) or _candidate_failure(a, now)
+    return plan_failure(a, now) or _swap_failure(a, now) or _candidate_failure(a, now) or _deadline_failure(a, now)
 
 
 def plan_failure(a: Assessment, now: datetime) -> Failure | None:
@@ -75,6 +76,28 @@ def _candidate_failure(a: Assessment, now: datetime) -> Failure | None:
     return None
 
 
+def _deadline_failure(a: Assessment, now: datetime) -> Failure | None:
+    """Return a failure when pods have moved and the others have not followed in time: those that moved go back.
+
+    Where no pod has moved, or a rollout had been finished before, there is nothing to take back: it is tried on.
+    """
+    ends, back = deadline(a), a.snapshot.ledger.previous
+    if ends is None or now < ends or a.spec.rollout.on_failure is not OnFailure.ROLLBACK or a.completed_before:
+        return None
+    if not a.owned or a.target is None or a.stable_digest != a.target.digest:
+        return None
+    if back is None or back.digest == a.target.digest or a.failed(back.digest) is not None:
+        return None
+    reason, seconds = Reason.PROGRESS_DEADLINE_EXCEEDED, a.spec.rollout.progress_deadline_seconds
+    return Failure(
+        generation=a.snapshot.generation,
+        digest=a.target.digest,
+        reason=reason,
+        message=f"{len(a.on_target)}/{len(a.counted)} pods came to {a.spec.version}, then no progress for {seconds} s",
+        time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
 def _reports(a: Assessment, pod: Pod, wanted: AssignmentTarget) -> Iterator[tuple[str, ErrorBody]]:
     """What a pod, or the call to it, said about the version wanted of it at the current revision."""
     operation = _ended_badly(a, pod)
@@ -101,7 +124,7 @@ def new_attempts(a: Assessment) -> tuple[FailedAttempt, ...]:
     for pod in a.counted:
         operation = _ended_badly(a, pod)
         noted = a.snapshot.memory.attempts.get(pod.uid)
-        if operation is None or (noted is not None and noted.operation_id == operation.operation_id):
+        if operation is None or (noted is not None and covers(noted.operation_id, operation.operation_id)):
             continue
         error = operation.error or UNKNOWN
         if not is_content(error):

@@ -21,7 +21,7 @@ from modelswap_operator.planning.actions import (
     SwapOrder,
     Wait,
 )
-from modelswap_operator.planning.assess import Assessment, proved, running
+from modelswap_operator.planning.assess import Assessment, highest_epoch, proved, running
 from modelswap_operator.planning.operations import operation_id
 from modelswap_operator.planning.progress import deadline
 from modelswap_operator.planning.rollout import choose, unavailable
@@ -39,13 +39,13 @@ PLANS_SHOWN = 5
 
 def plan(snapshot: Snapshot, now: datetime) -> Action:
     """Return the next action for a slot."""
+    if highest_epoch(snapshot) > snapshot.epoch:
+        return Wait(on="a newer operator decides")
     if snapshot.deleted:
         return assignment.release(snapshot) or Wait(on="the object is gone")
     if snapshot.spec is None:
         return Wait(on="the spec cannot be read")
     a = Assessment(snapshot)
-    if a.stale_leader:
-        return Wait(on="a newer operator decides")
     rules: tuple[Callable[[Assessment, datetime], Action | None], ...] = (
         (_note, _record_plan_failure, _ask) if a.spec.suspend else (_record, _note, _cancel, _assign, _ask, _start)
     )

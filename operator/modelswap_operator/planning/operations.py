@@ -26,6 +26,14 @@ def operation_id(*, owner_uid: str, revision: int, pod_uid: str, state: EngineSt
     return f"r{revision}-a{attempt}-{key}"
 
 
+def covers(noted: str, ended: str) -> bool:
+    """Say whether an attempt that was noted is the one that ended, or a later one of the same row."""
+    one, other = _FORM.fullmatch(noted), _FORM.fullmatch(ended)
+    if one is None or other is None:
+        return noted == ended
+    return (one[1], one[3]) == (other[1], other[3]) and int(one[2]) >= int(other[2])
+
+
 def attempt_number(operation: SwapStatus | None) -> int:
     """Return which attempt an operation is, from 1; 0 for operations of others."""
     found = _FORM.fullmatch(operation.operation_id) if operation is not None else None

@@ -12,7 +12,7 @@ from modelswap_engine.protocol.messages import Plan
 from modelswap_operator.planning.actions import FailedAttempt, PlanOrder, SwapOrder
 from modelswap_operator.planning.assess import running
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
-from modelswap_operator.planning.errors import is_moved
+from modelswap_operator.planning.errors import is_moved, passing
 from modelswap_operator.planning.progress import advance
 from modelswap_operator.planning.snapshot import Attempt, Memory, PlanKey, PlanResult, Progress, Snapshot
 
@@ -88,11 +88,12 @@ class SlotMemory:
         before = self._plans.get(order.key)
         if before is None or not before.pending:
             return False
-        if isinstance(answer, Plan):
-            self._plans[order.key] = PlanResult(pod=order.pod.name, plan=answer)
-        else:
+        error = passing(answer) if isinstance(answer, Plan) else answer
+        if error is not None:
             number = before.attempts + 1
             self._plans[order.key] = PlanResult(
-                pod=order.pod.name, error=answer, attempts=number, retry_at=now + delay(number, random)
+                pod=order.pod.name, error=error, attempts=number, retry_at=now + delay(number, random)
             )
+        elif isinstance(answer, Plan):
+            self._plans[order.key] = PlanResult(pod=order.pod.name, plan=answer)
         return True

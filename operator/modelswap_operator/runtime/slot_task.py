@@ -26,7 +26,7 @@ from modelswap_operator.planning.actions import (
     WriteAssignment,
 )
 from modelswap_operator.planning.assess import Assessment
-from modelswap_operator.planning.modelversion import plan
+from modelswap_operator.planning.modelversion import POLL_SECONDS, plan
 from modelswap_operator.planning.progress import expired
 from modelswap_operator.planning.snapshot import Snapshot
 from modelswap_operator.runtime.memory import SlotMemory
@@ -101,6 +101,8 @@ class SlotTask(ObjectTask):
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     def _again(self, action: Action, now: datetime) -> Again:
+        if isinstance(action, CancelSwaps):
+            return Again(seconds=POLL_SECONDS)  # a pod takes a moment to stop, and says the same until then
         if not isinstance(action, Wait):
             return Again(seconds=0.0)
         return Again(seconds=(action.until - now).total_seconds() if action.until is not None else None)

@@ -87,6 +87,7 @@ class Supervisor:
         for plural in (MODELVERSIONS, LORAADAPTERS):
             for item in await kube.list(paths.custom(plural, namespace)):
                 found.add((plural, item["metadata"]["namespace"], item["metadata"]["name"]))
+            self.beat = time.monotonic()
         for item in await kube.list(paths.core("configmaps", namespace), label_selector=SLOT_LABEL):
             current, _ = assignment.parse(item)
             if current is not None and not current.released:

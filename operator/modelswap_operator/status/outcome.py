@@ -65,9 +65,10 @@ def _failed(a: Assessment, failure: Failure, now: datetime) -> Outcome:
     note = "; rollout.onFailure is Halt: pods stay as they are" if halted else ""
     message = f"{failure.message}{back}{note}"
     returned = _spoken(a) in (ROLLING_BACK, ROLLED_BACK)
-    moving = not a.spec.suspend and not expired(a, now) and (decide(a) is not None or _outstanding(a))
+    outstanding = _outstanding(a)
+    moving = not a.spec.suspend and (decide(a) is not None or (outstanding and not expired(a, now)))
     if moving:
-        going_back = returned or bool(a.on_target)
+        going_back = returned or bool(a.on_target) or a.stable_digest == a.target_digest != ""
         return Outcome(
             ready=False,
             reason=failure.reason,
@@ -75,7 +76,7 @@ def _failed(a: Assessment, failure: Failure, now: datetime) -> Outcome:
             reconciling=Reason.ROLLING_BACK,
             state=ROLLING_BACK if going_back else "Withdrawing",
         )
-    if returned:
+    if returned and not outstanding:
         return Outcome(
             ready=False,
             reason=Reason.ROLLED_BACK,
@@ -85,9 +86,10 @@ def _failed(a: Assessment, failure: Failure, now: datetime) -> Outcome:
             state=ROLLED_BACK,
             ended=ROLLED_BACK,
         )
-    state = "Halted" if halted else "Failed"
+    state = ROLLING_BACK if returned else "Halted" if halted else "Failed"
+    ended = "" if returned else "Failed"
     return Outcome(
-        ready=False, reason=failure.reason, message=message, stalled=True, decided=True, state=state, ended="Failed"
+        ready=False, reason=failure.reason, message=message, stalled=True, decided=True, state=state, ended=ended
     )
 
 

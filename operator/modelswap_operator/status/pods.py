@@ -55,20 +55,18 @@ def _row(a: Assessment, pod: Pod) -> tuple[str, PodStatus]:
 
 def describe(a: Assessment, pod: Pod) -> tuple[str, str, str]:
     """Return (kind for the order, state as shown, message) of a pod."""
+    if not pod.ever_ready:  # whatever it does: status says of each pod whether it counts, also to the next process
+        return "Starting", "Starting", pod.state.message if pod.state is not None else ""
     if isinstance(pod.engine, Unreachable):
-        if not pod.ever_ready:
-            return "Starting", "Starting", ""
         return "Unreachable", "Unreachable", f"{pod.engine.reason}: {pod.engine.message}"
     state = pod.state
     if state is None:
-        return ("NotReady", "NotReady", TEXTS[Reason.NO_POD_IP]) if pod.ever_ready else ("Starting", "Starting", "")
+        return "NotReady", "NotReady", TEXTS[Reason.NO_POD_IP]
     if state.quarantined:
         return "Quarantined", "Quarantined", state.message or TEXTS[Reason.QUARANTINED]
     operation = running(pod)
     if operation is not None:
         return "Swapping", operation.state.value, f"to {operation.target.version}"
-    if not pod.ever_ready:
-        return "Starting", "Starting", state.message
     if state.live is None:
         return "NotReady", "NotReady", state.message or TEXTS[Reason.ENGINE_NOT_READY]
     return _idle(a, pod)

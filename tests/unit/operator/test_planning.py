@@ -1,15 +1,18 @@
 """The planner and the status together, on a slot in no time (`slot_world`)."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import EngineState, RankState, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.fence import Accepted
 from modelswap_operator.api.modelversion import OnFailure, Rollout
 from modelswap_operator.planning.actions import CancelSwaps, StartSwaps, Wait, WriteAssignment
-from modelswap_operator.planning.assess import proved
+from modelswap_operator.planning.assess import Assessment, proved
+from modelswap_operator.planning.operations import covers
 from modelswap_operator.planning.rollout import allowed
 from tests.support.slot_world import GOOD, World, digest
 
@@ -26,6 +29,16 @@ def until(world: World, state: SwapState, limit: int = 50) -> None:
         if isinstance(world.run_pass(), Wait):
             world.tick()
     raise AssertionError(f"no pod came to {state}")
+
+
+def long_after(world: World) -> None:
+    """Let two deadlines go by, with time for what can be done before and after each."""
+    for _ in range(3):
+        for _ in range(40):
+            if isinstance(world.run_pass(), Wait):
+                world.tick()
+        world.now += timedelta(seconds=601)
+    world.run_pass()
 
 
 def test_pods_that_serve_the_wanted_version_are_adopted_without_a_swap() -> None:
@@ -120,7 +133,7 @@ def test_a_later_pod_that_refuses_takes_the_others_back() -> None:
     world.settle()
     assert world.serving() == ["1.0"] * 3
     assert world.condition("Stalled") == ("True", "RolledBack")
-    assert "InsufficientMemory" in world.status.conditions[0].message
+    assert "IncompatibleModel" in world.status.conditions[0].message
     assert world.status.history[0].result == "RolledBack"
 
 
@@ -131,7 +144,7 @@ def test_halt_leaves_every_pod_as_it_is() -> None:
     world.pods[1].refuses.add("1.1")
     world.settle()
     assert world.serving() == ["1.1", "1.0", "1.0"]
-    assert world.condition("Stalled") == ("True", "InsufficientMemory")
+    assert world.condition("Stalled") == ("True", "IncompatibleModel")
 
 
 def test_a_new_generation_tries_a_failed_digest_again() -> None:
@@ -140,7 +153,7 @@ def test_a_new_generation_tries_a_failed_digest_again() -> None:
     world.bump("1.1")
     world.pods[0].refuses.add("1.1")
     world.settle()
-    assert world.condition("Stalled") == ("True", "InsufficientMemory")
+    assert world.condition("Stalled") == ("True", "IncompatibleModel")
     world.pods[0].refuses.clear()
     world.edit(rollout=Rollout(progress_deadline_seconds=601))
     world.settle()
@@ -160,8 +173,8 @@ def test_transient_failures_are_tried_again_with_growing_pauses() -> None:
     assert world.serving() == ["1.1"]
 
 
-def test_the_deadline_stalls_and_progress_lifts_it() -> None:
-    world = World(pods=2)
+def test_with_halt_the_deadline_stalls_and_progress_lifts_it() -> None:
+    world = World(pods=2, on_failure=OnFailure.HALT)
     world.settle()
     world.bump("1.1")
     world.pods[1].reachable = False
@@ -246,8 +259,8 @@ def test_no_pods_yet_waits_until_the_deadline_and_scaled_to_zero_is_ready() -> N
     world.settle()
     assert world.condition("Ready") == ("True", "ScaledToZero")
     world.bump("1.1")
-    world.settle()
-    assert world.condition("Ready") == ("True", "ScaledToZero")
+    world.run_pass()
+    assert world.condition("Ready") == ("Unknown", "WaitingForPods")  # the pods would come up with 1.0
     world.add_pod()
     world.settle()
     assert world.serving() == ["1.1"]
@@ -311,6 +324,15 @@ def test_ready_is_not_true_for_a_pod_that_has_not_proved_its_boot() -> None:
     assert world.condition("WeightsVerified") == ("Unknown", "NotProved")
 
 
+def test_an_old_leader_does_not_release_what_a_newer_one_decided() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.epoch, current = 0, world.assignment
+    world.deleted = True
+    assert isinstance(world.run_pass(), Wait)
+    assert world.assignment is current
+
+
 def test_an_old_leader_does_nothing() -> None:
     world = World(pods=2)
     world.settle()
@@ -343,7 +365,7 @@ def test_a_late_pod_that_refuses_does_not_take_a_finished_rollout_back() -> None
     late.refuses.add("1.1")
     world.settle()
     assert world.serving() == ["1.1", "1.1", "1.0"]
-    assert world.condition("Stalled") == ("True", "InsufficientMemory")
+    assert world.condition("Stalled") == ("True", "IncompatibleModel")
 
 
 def test_an_unreachable_candidate_gives_its_place_to_another_pod() -> None:
@@ -397,8 +419,8 @@ def test_a_first_pod_that_is_down_keeps_its_place_until_the_deadline() -> None:
     assert world.assignment.candidate.pod_uids == ["uid-1"]
     assert world.serving()[1] == "1.0"
     world.now += timedelta(seconds=601)
-    world.run_pass()
-    world.run_pass()
+    for _ in range(3):
+        world.run_pass()
     assert world.condition("Stalled") == ("True", "CandidateLost")
     assert world.assignment.candidate is None
 
@@ -527,3 +549,131 @@ def test_a_digest_is_proved_by_every_rank_under_its_boot_id(
     assert proved(state, digest("a")) is expected
     assert not proved(state, digest("b"))
     assert not proved(state, "")
+
+
+def test_after_the_deadline_the_pods_that_moved_go_back() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.bump("1.1")
+    stuck = world.pods[2]
+    stuck.transient_faults = 10_000
+    world.settle()
+    assert world.serving() == ["1.0"] * 3
+    assert world.condition("Ready") == ("False", "RolledBack")
+    assert world.condition("Stalled") == ("True", "RolledBack")
+    assert world.assignment is not None
+    assert (world.assignment.stable, world.assignment.candidate) == (GOOD["1.0"].target, None)
+    assert [f.reason for f in world.status.failures] == ["ProgressDeadlineExceeded"]
+    assert [(h.version, h.result) for h in world.status.history] == [("1.1", "RolledBack"), ("1.0", "Succeeded")]
+    world.kill_operator()
+    count = len(started(world))
+    world.settle()
+    assert len(started(world)) == count  # it is not tried again for this spec
+    stuck.transient_faults = 0
+    world.edit(rollout=Rollout(progress_deadline_seconds=601))
+    world.settle()
+    assert world.serving() == ["1.1"] * 3
+
+
+def test_rolling_back_is_not_called_done_while_the_budget_forbids_it() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    until(world, SwapState.SERVING)
+    world.pods[1].reachable = world.pods[1].ready = False
+    long_after(world)
+    assert world.serving() == ["1.1", "1.0"]
+    assert world.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
+    assert world.status.rollout is not None
+    assert world.status.rollout.state == "RollingBack"
+    world.pods[1].reachable = world.pods[1].ready = True
+    world.settle()
+    assert world.serving() == ["1.0", "1.0"]
+    assert world.condition("Stalled") == ("True", "RolledBack")
+    assert [h.result for h in world.status.history] == ["RolledBack", "Succeeded"]
+
+
+def test_after_the_deadline_a_first_pod_that_never_moved_is_tried_on() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    world.pods[0].transient_faults = 10_000
+    long_after(world)
+    assert world.condition("Stalled") == ("True", "ProgressDeadlineExceeded")
+    world.pods[0].transient_faults = 0
+    world.settle()
+    assert world.serving() == ["1.1", "1.1"]
+    assert world.condition("Ready") == ("True", "Succeeded")
+
+
+def test_a_pod_lost_after_a_finished_rollout_takes_no_other_back() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    world.pods[1].reachable = world.pods[1].ready = False
+    long_after(world)
+    assert world.serving() == ["1.1", "1.1"]
+    assert world.status.failures == ()
+
+
+def test_a_moment_without_pods_in_mid_rollout_is_not_ready() -> None:
+    world = World(pods=1)
+    world.settle()
+    world.bump("1.1")
+    for _ in range(3):
+        world.run_pass()
+    old = world.pods.pop()
+    for _ in range(3):
+        world.run_pass()
+    assert world.condition("Ready") == ("Unknown", "WaitingForPods")
+    world.pods.append(old)
+    world.settle()
+    assert world.condition("Ready") == ("True", "Succeeded")
+
+
+def test_pods_that_are_leaving_are_not_none() -> None:
+    world = World(pods=1)
+    world.settle()
+    snapshot = world.snapshot()
+    leaving = replace(snapshot, pods=tuple(replace(p, terminating=True) for p in snapshot.pods))
+    assert not Assessment(leaving).scaled_to_zero
+    assert Assessment(replace(snapshot, pods=())).scaled_to_zero
+
+
+def test_a_plan_that_cannot_be_followed_now_is_asked_for_again_and_refuses_nothing() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.bump("1.1")
+    world.not_now = ErrorBody(code="InsufficientMemory", message="2 GiB short", retryable=True)
+    for _ in range(10):
+        world.run_pass()
+        world.tick()
+    assert world.condition("Ready") == ("False", "InsufficientMemory")
+    assert world.condition("Reconciling") == ("True", "ProgressingWithRetry")
+    assert (world.status.failures, started(world)) == ((), [])
+    world.not_now = None
+    world.settle()
+    assert world.serving() == ["1.1", "1.1"]
+
+
+def test_a_quarantined_pod_that_was_never_ready_is_not_counted_by_the_next_process() -> None:
+    world = World(pods=1)
+    world.settle()
+    world.add_pod(GOOD["1.0"], ready=False).quarantined = True
+    for _ in range(2):
+        world.run_pass()
+        world.kill_operator()
+    counts = world.status.pod_counts
+    assert counts is not None
+    assert (counts.counted, counts.excluded) == (1, 1)
+
+
+def test_a_call_that_fails_does_not_make_the_attempt_before_it_count_again() -> None:
+    assert covers("r3-a1-0123456789abcdef", "r3-a0-0123456789abcdef")
+    assert covers("r3-a1-0123456789abcdef", "r3-a1-0123456789abcdef")
+    assert not covers("r3-a0-0123456789abcdef", "r3-a1-0123456789abcdef")
+    assert not covers("r2-a1-0123456789abcdef", "r3-a0-0123456789abcdef")
+    assert not covers("r3-a1-0123456789abcdef", "r3-a0-fedcba9876543210")
+    assert not covers("by-hand", "r3-a0-0123456789abcdef")
+    assert covers("by-hand", "by-hand")
