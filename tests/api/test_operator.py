@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 
+import msgspec
 import pytest
 
+from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
@@ -242,6 +244,21 @@ async def test_deleted_while_the_operator_was_down(slot: Slot, operator: Operato
     slot.delete()
     operator.start()
     await eventually(lambda: (found := slot.assignment()) is not None and found.released)
+
+
+async def test_a_forged_epoch_does_not_freeze_the_slot(slot: Slot, operator: OperatorProcess, rest: Rest) -> None:
+    await prepared(slot)
+    current = slot.assignment()
+    assert current is not None
+    forged = msgspec.structs.replace(current, epoch=current.epoch + 1000)
+    path = f"/api/v1/namespaces/{slot.namespace}/configmaps/modelswap-{slot.name}"
+    data = {"data": {"assignment.json": encode(forged).decode()}}
+    rest.call("PATCH", path, data, content="application/merge-patch+json").accepted()
+    slot.bump(V11)
+    await slot.ready_at(V11)
+    assert slot.pods[0].sidecar.swaps[0].fence.epoch > forged.epoch
+    assert "StaleLeader" in [reason for reason, _ in slot.events()]
+    assert "modelswap_stale_leader_total" in operator.get("/metrics")[1]
 
 
 async def test_adapters_get_an_honest_no(operator: OperatorProcess, rest: Rest, slot: Slot) -> None:

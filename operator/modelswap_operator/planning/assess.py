@@ -130,11 +130,6 @@ class Assessment:
         current = self.snapshot.assignment
         return current.stable.digest if current is not None and current.stable is not None else ""
 
-    @property
-    def stale_leader(self) -> bool:
-        """Say whether somebody with a higher epoch has decided already: this process must not."""
-        return highest_epoch(self.snapshot) > self.snapshot.epoch
-
     def desired(self, pod: Pod) -> AssignmentTarget | None:
         """Return what a pod is to be brought to now, or None when it is to be left alone.
 

@@ -113,7 +113,7 @@ class Operator:
         waiting.cancel()
         if stopping.done() or not elected.is_set():
             return _code(stopping=stopping, holding=holding)
-        leading = asyncio.create_task(self._lead(kube, lock.epoch), name="lead")
+        leading = asyncio.create_task(self._lead(kube, lock), name="lead")
         await asyncio.wait({leading, holding, stopping}, return_when=asyncio.FIRST_COMPLETED)
         ended_by_itself = leading.done()
         leading.cancel()
@@ -123,13 +123,13 @@ class Operator:
             return EXIT_FAILED
         return EXIT_OK if ended_by_itself else _code(stopping=stopping, holding=holding)
 
-    async def _lead(self, kube: Kube, epoch: int) -> None:
+    async def _lead(self, kube: Kube, lock: FencedLease) -> None:
         """Watch and reconcile until cancelled, or until kopf ends (a signal, or a fatal error)."""
         settings = self._settings
-        self.metrics.leading(epoch)
-        _log.info("leading", epoch=epoch, namespaces=settings.namespaces or "all")
+        self.metrics.leading(lock.epoch)
+        _log.info("leading", epoch=lock.epoch, namespaces=settings.namespaces or "all")
         async with EngineClient(self._tokens(kube)) as engines:
-            supervisor = Supervisor(self._tools(kube, engines, epoch), namespaces=settings.namespaces)
+            supervisor = Supervisor(self._tools(kube, engines, lock), namespaces=settings.namespaces)
             self._supervisor = supervisor
             stop_watching = asyncio.Event()
             watching = asyncio.create_task(self._watch(supervisor, stop_watching), name="kopf")
@@ -166,7 +166,7 @@ class Operator:
             return NoTokens()
         return ServiceAccountTokens(kube, namespace=settings.pod_namespace, account=settings.service_account, now=now)
 
-    def _tools(self, kube: Kube, engines: EngineClient, epoch: int) -> Tools:
+    def _tools(self, kube: Kube, engines: EngineClient, lock: FencedLease) -> Tools:
         draw = random.SystemRandom().random
         return Tools(
             kube=kube,
@@ -176,7 +176,7 @@ class Operator:
             performer=Performer(kube=kube, engines=engines),
             events=EventWriter(kube, instance=self._settings.pod_name, now=now),
             metrics=self.metrics,
-            epoch=epoch,
+            fencing=lock,
             resync=self._settings.resync,
             now=now,
             random=draw,

@@ -23,6 +23,8 @@ from modelswap_operator.effects import paths
 from modelswap_operator.effects.kube import ApiError, Json, Kube
 
 EPOCH_ORIGIN = datetime(2024, 1, 1, tzinfo=UTC)
+EPOCH_LIMIT = 2**31 - 1
+"""``leaseTransitions`` is an int32."""
 NOT_FOUND = 404
 
 _log = structlog.get_logger(__name__)
@@ -78,6 +80,28 @@ class FencedLease(BaseLock):
             epoch = count + (before.get("holderIdentity") != updated_record.holder_identity)
         body = {**self._seen, "spec": {**before, **_spec(updated_record, epoch)}}
         return await self._write(self._kube.replace(paths.leases(namespace, name), body), epoch)
+
+    async def outbid(self, seen: int) -> bool:
+        """Claim an epoch above one that was seen elsewhere; False when this process does not hold the Lease.
+
+        The holder of the Lease is the youngest leader, so a higher epoch in an assignment or a pod is no successor's:
+        it was restored from a backup or written by hand, and would keep every leader from deciding.
+        """
+        try:
+            found = await self._kube.get(paths.leases(self.namespace, self.name)) or {}
+        except ApiError as error:
+            _log.warning("lease not read", error=str(error))
+            return False
+        spec = found.get("spec") or {}
+        if spec.get("holderIdentity") != self.identity:
+            return False
+        if seen < self.epoch:
+            return True
+        if seen >= EPOCH_LIMIT:
+            _log.error("the epoch seen leaves no higher one: delete the assignment ConfigMap, then the pods", seen=seen)
+            return False
+        body = {**found, "spec": {**spec, "leaseTransitions": seen + 1}}
+        return await self._write(self._kube.replace(paths.leases(self.namespace, self.name), body), seen + 1)
 
     async def release(self) -> None:
         """Give the Lease up, so that the next process need not wait for it to expire."""

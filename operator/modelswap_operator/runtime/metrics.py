@@ -43,6 +43,9 @@ class Metrics:
         )
         self._leader = Gauge("modelswap_leader", "1 while this process decides.", registry=registry)
         self._epoch = Gauge("modelswap_leader_epoch", "Fencing epoch of this process.", registry=registry)
+        self._outdone = Counter(
+            "modelswap_stale_leader_total", "Passes that met a decision under a higher epoch.", registry=registry
+        )
         self._watch = Gauge(
             "modelswap_watch_last_event_timestamp_seconds",
             "When the watch of a resource last delivered an event.",
@@ -79,6 +82,10 @@ class Metrics:
         """Say that this process decides, under this epoch."""
         self._leader.set(1)
         self._epoch.set(epoch)
+
+    def outdone(self) -> None:
+        """Count a pass that met a decision under a higher epoch than this process has."""
+        self._outdone.inc()
 
     def seen(self, resource: str) -> None:
         """Note a watch event."""

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Protocol
 
 import structlog
 
 from modelswap_operator.api.labels import MODELVERSION_KIND, MODELVERSIONS
+from modelswap_operator.api.reasons import Reason
 from modelswap_operator.effects.events import EventWriter
 from modelswap_operator.effects.kube import ApiNotFound, Kube
 from modelswap_operator.effects.observe import Contacts, Look, Observer
@@ -25,7 +27,7 @@ from modelswap_operator.planning.actions import (
     Wait,
     WriteAssignment,
 )
-from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.assess import Assessment, highest_epoch
 from modelswap_operator.planning.modelversion import POLL_SECONDS, plan
 from modelswap_operator.planning.progress import expired
 from modelswap_operator.planning.snapshot import Snapshot
@@ -38,6 +40,17 @@ from modelswap_operator.status.summarize import summarize
 _log = structlog.get_logger(__name__)
 
 
+class Fencing(Protocol):
+    """The epoch under which this process decides."""
+
+    @property
+    def epoch(self) -> int:
+        """Return it; it can rise."""
+
+    async def outbid(self, seen: int) -> bool:
+        """Claim an epoch above ``seen``; False when another process leads, or none can be had."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tools:
     """What all tasks share."""
@@ -47,7 +60,7 @@ class Tools:
     performer: Performer
     events: EventWriter
     metrics: Metrics
-    epoch: int
+    fencing: Fencing
     resync: float
     now: Callable[[], datetime]
     random: Callable[[], float]
@@ -77,22 +90,36 @@ class SlotTask(ObjectTask):
         look = await tools.observer.look(
             namespace=self.namespace,
             slot=self.name,
-            epoch=tools.epoch,
+            epoch=tools.fencing.epoch,
             memory=self._memory.view(),
             contacts=self._contacts,
         )
         now = tools.now()
         self._memory.take_in(look.snapshot, now)
         look = replace(look, snapshot=replace(look.snapshot, memory=self._memory.view()))
+        if highest_epoch(look.snapshot) > look.snapshot.epoch:
+            return await self._outdone(look.snapshot)
         action = plan(look.snapshot, now)
         await self._perform(look, action, now)
         if look.snapshot.deleted:
             return Again(finished=isinstance(action, Wait), seconds=0.0)
-        if look.snapshot.spec is not None and Assessment(look.snapshot).stale_leader:
-            self._log.error("pods or the assignment name a higher epoch: a newer operator decides", epoch=tools.epoch)
-            return Again()
         await self._report(look, action, now)
         return self._again(action, now)
+
+    async def _outdone(self, snapshot: Snapshot) -> Again:
+        """Somebody decided under a higher epoch: that is over when this process still leads, else it keeps out."""
+        seen, fencing = highest_epoch(snapshot), self._tools.fencing
+        self._log.error("a decision under a higher epoch was seen", seen=seen, epoch=snapshot.epoch)
+        self._tools.metrics.outdone()
+        text = f"a decision under epoch {seen} was seen, this operator's is {snapshot.epoch}"
+        await self._tell(
+            snapshot, (events.Note(reason=Reason.STALE_LEADER, action="Reconcile", text=text, warning=True),)
+        )
+        if not await fencing.outbid(seen):
+            return Again()
+        self._tools.metrics.leading(fencing.epoch)
+        self._log.warning("this process holds the lease: a higher epoch was claimed", epoch=fencing.epoch)
+        return Again(seconds=0.0)
 
     async def close(self) -> None:
         """Stop waiting for answers of pods."""

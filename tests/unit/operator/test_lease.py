@@ -8,7 +8,7 @@ import pytest
 
 from modelswap_operator.effects.kube import ApiConflict, ApiUnavailable
 from modelswap_operator.runtime.election import claim_epoch
-from modelswap_operator.runtime.lease import FencedLease, first_epoch, record
+from modelswap_operator.runtime.lease import EPOCH_LIMIT, FencedLease, first_epoch, record
 from modelswap_operator.runtime.settings import Settings
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -119,3 +119,30 @@ async def test_times_of_the_election_reach_the_api_in_its_form(moment: str) -> N
     assert server.held is not None
     text = server.held["spec"]["renewTime"]
     assert datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").year == 2026  # noqa: DTZ007
+
+
+async def test_the_holder_claims_an_epoch_above_one_that_was_forged() -> None:
+    server = OneLease()
+    mine = lease(server)
+    await claim_epoch(mine, SETTINGS, now=lambda: NOW)
+    forged = mine.epoch + 1000
+    assert await mine.outbid(forged)
+    assert mine.epoch == forged + 1
+    assert await claim(server) == forged + 2
+
+
+async def test_one_that_does_not_hold_the_lease_outbids_nobody() -> None:
+    server = OneLease()
+    mine = lease(server)
+    await claim_epoch(mine, SETTINGS, now=lambda: NOW)
+    before = mine.epoch
+    newer = await claim(server)
+    assert not await mine.outbid(newer)
+    assert mine.epoch == before
+
+
+async def test_above_the_highest_epoch_there_is_none() -> None:
+    server = OneLease()
+    mine = lease(server)
+    await claim_epoch(mine, SETTINGS, now=lambda: NOW)
+    assert not await mine.outbid(EPOCH_LIMIT)
