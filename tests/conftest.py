@@ -1,5 +1,17 @@
-"""Fixtures that every folder of tests may ask for; each is made in `tests/support`."""
+"""Fixtures that every folder of tests may ask for (each is made in `tests/support`), and how long Hypothesis looks.
+
+A run of `make test` tries the same examples each time, so that it fails for what was changed and for nothing else;
+`make test-full` draws new ones.
+"""
+
+import os
+
+from hypothesis import settings
 
 from tests.support.apiserver import api_server, own_api_server
 
 __all__ = ["api_server", "own_api_server"]
+
+settings.register_profile("same", deadline=None, derandomize=True, database=None)
+settings.register_profile("new", deadline=None, print_blob=True)
+settings.load_profile("new" if os.environ.get("FULL") else "same")
