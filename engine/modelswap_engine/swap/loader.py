@@ -6,7 +6,13 @@ Whatever the engine held before is gone afterwards; what it holds then is proved
 import asyncio
 
 from modelswap_engine.backends.port import Load
-from modelswap_engine.protocol.errors import DigestMismatch, InsufficientMemory, ModelswapError
+from modelswap_engine.protocol.errors import (
+    DigestMismatch,
+    InsufficientMemory,
+    InvalidCheckpoint,
+    ManifestMismatch,
+    ModelswapError,
+)
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.core import Core
@@ -62,7 +68,12 @@ async def load(
             directory=str(version.directory),
             tensors=tuple(resolved.range_of(entry.name) for entry in resolved.manifest.tensors),
         )
-        await core.engine.load(order, unless=unless)
+        try:
+            await core.engine.load(order, unless=unless)
+        except (ManifestMismatch, InvalidCheckpoint):
+            # Overwritten under the reader is not a bad version.
+            await core.bounded("the source", resolved.unchanged(), core.settings.resolve_seconds)
+            raise
         await core.refresh_memory()
         if unless is not None and unless.done():
             unless.result()

@@ -453,6 +453,18 @@ async def test_a_dead_engine_is_loaded_within_what_the_container_has(world):
     world.assert_serves(world.template)
 
 
+async def test_a_file_that_was_overwritten_during_a_whole_load_is_no_bad_version(tmp_path):
+    world = World(tmp_path)
+    world.backend.error = ManifestMismatch("tensor q: other bytes")
+    world.backend.faults["load"] = Fault.ERROR
+    world.sources.touched.add(world.template.uri)
+    await world.start()
+    assert "overwritten" in world.state.message
+    await world.clock.advance(60)
+    world.assert_serves(world.template)
+    await world.stop()
+
+
 class Bounded:
     """A container with so many bytes left."""
 
