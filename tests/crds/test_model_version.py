@@ -23,6 +23,10 @@ NOT_YET = "not yet supported in this release: "
         ),
         ({"rollout": {"canary": {"pods": 1}}}, "spec.rollout.canary.pods", f"{NOT_YET}rollout.canary.pods above 0"),
         *(
+            ({"rollout": {"canary": {name: 5}}}, f"spec.rollout.canary.{name}", f"{NOT_YET}rollout.canary.{name} other")
+            for name in ("soakSeconds", "minRequests", "maxErrorPercent")
+        ),
+        *(
             ({"traffic": {"mode": mode}}, "spec.traffic.mode", f"{NOT_YET}traffic.mode {mode} (use Drain or Recompute)")
             for mode in ("Overlap", "Freeze", "Abort")
         ),
@@ -102,7 +106,7 @@ def test_malformed_fields_are_named(namespace: Namespace, spec: dict[str, Any], 
         {"source": {"uri": "file:///models/with%20space/a..b/v1.0", "digest": DIGEST}},
         {"rollout": {"maxUnavailable": 3, "onFailure": "Halt", "progressDeadlineSeconds": 30}},
         {"rollout": {"maxUnavailable": "100%"}},
-        {"rollout": {"maxUnavailable": "1%", "canary": {"pods": 0, "soakSeconds": 5}}},
+        {"rollout": {"maxUnavailable": "1%", "canary": {"pods": 0, "soakSeconds": 60}}},
         {"traffic": {"mode": "Recompute"}},
         *(
             {"traffic": {"onTimeout": action, "timeoutSeconds": 5}}
