@@ -88,12 +88,15 @@ async def test_a_version_that_fails_in_the_first_pod_is_withdrawn(slot: Slot) ->
     assert (found.stable.digest, found.candidate) == (V10.digest, None)
 
 
-async def test_a_missing_source_names_pod_and_next_step(slot: Slot) -> None:
+async def test_a_missing_source_names_pod_and_next_step_and_may_appear_later(slot: Slot) -> None:
     await prepared(slot)
     slot.bump(VersionRef(version="1.1", uri="file:///models/none"))
-    await slot.stalled("SourceNotFound")
-    assert f"pod {slot.pods[0].name}" in slot.message()
+    await eventually(lambda: slot.condition("Ready") == ("False", "SourceNotFound"), what=slot.story)
+    assert any(f"pod {pod.name}" in slot.message() for pod in slot.pods)
     assert "check spec.source.uri" in slot.message()
+    assert slot.condition("Reconciling") == ("True", "ProgressingWithRetry")
+    slot.contents["file:///models/none"] = Content(digest("b"))  # the copy was late
+    await slot.ready_at(VersionRef(version="1.1", uri="file:///models/none", digest=digest("b")))
 
 
 async def test_a_revert_in_the_middle_of_a_rollout(slot: Slot) -> None:
