@@ -109,21 +109,22 @@ class BenchEngine:
             pass
 
     @asynccontextmanager
-    async def busy(self) -> AsyncIterator[None]:
-        """Keep one request running, so that a pause has to wait for a step."""
-        first = asyncio.Event()
-        task = asyncio.create_task(self._keep_generating(first))
+    async def busy(self) -> AsyncIterator[list[float]]:
+        """Keep one request running, so that a pause has to wait for a step; yields the times at which tokens came."""
+        first, arrivals = asyncio.Event(), list[float]()
+        task = asyncio.create_task(self._keep_generating(first, arrivals))
         await first.wait()
         try:
-            yield
+            yield arrivals
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _keep_generating(self, first: asyncio.Event) -> None:
+    async def _keep_generating(self, first: asyncio.Event, arrivals: list[float]) -> None:
         while True:
             async for _ in self._backend.generate(self._prompt(tokens=64)):
+                arrivals.append(time.monotonic())
                 first.set()
 
     def _prompt(self, *, tokens: int) -> Generate:

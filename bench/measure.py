@@ -5,6 +5,7 @@ Everything of one model is measured in the same worker process, minutes apart at
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection
 from typing import Final, Literal
 
@@ -20,11 +21,15 @@ Report = Callable[[str], None]
 
 
 class SwapRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Swaps of k tensors in one model; medians of ``repeats`` swaps while one request ran."""
+    """Swaps of k tensors in one model; medians of ``repeats`` swaps while one request ran.
+
+    ``token_gap_seconds`` is the median time between two of its tokens: what stop latency is to be held against.
+    """
 
     tensors: int
     changed_bytes: int
     repeats: int
+    token_gap_seconds: float
     stop_latency_seconds: float
     commit_window_microseconds: float
     commit_window_longest_microseconds: float
@@ -86,23 +91,26 @@ async def measure(model: BenchModel, *, wanted: Collection[Measurement], repeats
 async def _swaps(engine: BenchEngine, repeats: int, report: Report) -> list[SwapRow]:
     model, rows = engine.model, []
     names = changeable(model.layers)
-    async with engine.busy():
+    async with engine.busy() as arrivals:
         for count in (count for count in CHANGED if count <= len(names)):
             report(f"{2 * repeats} swaps of {count} tensors")
             times: list[SwapTime] = []
+            begun = len(arrivals)
             for _ in range(repeats):
                 times.append(await engine.swap([model.other[name] for name in names[:count]], name="other"))
                 times.append(await engine.swap([model.base[name] for name in names[:count]], name="base"))
-            rows.append(_row(count, times))
+            rows.append(_row(count, times, arrivals[begun:]))
     return rows
 
 
-def _row(count: int, times: list[SwapTime]) -> SwapRow:
+def _row(count: int, times: list[SwapTime], arrivals: list[float]) -> SwapRow:
+    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     windows = sorted(time.commit_microseconds for time in times)
     return SwapRow(
         tensors=count,
         changed_bytes=times[0].changed_bytes,
         repeats=len(times),
+        token_gap_seconds=_median(gaps),
         stop_latency_seconds=_median([time.stop_latency for time in times]),
         commit_window_microseconds=_median(windows),
         commit_window_longest_microseconds=windows[-1],
@@ -151,6 +159,8 @@ async def _memory(engine: BenchEngine, report: Report) -> MemoryRow:
 
 
 def _median(values: list[float]) -> float:
+    if not values:
+        return 0.0
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

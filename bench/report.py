@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from rich.table import Table
 
-from bench.measure import ModelResult, SwapRow
+from bench.measure import ModelResult
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -25,6 +25,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         commit_window_largest_to_smallest: the window in the largest model by that in the smallest.
         model_size_ratio: how many times larger the largest model is.
         swap_seconds_per_changed_gigabyte: growth of the whole swap with changed bytes, in the largest model.
+        stop_latency_to_token_gap: by how much of the usual wait for a token a pause delays it, in the largest model.
         reload_to_diff, restart_to_diff: time of the alternatives by that of the diff, in the largest model.
         outage_restart_to_pause: seconds without service by a restart, by the seconds that the diff paused.
     """
@@ -33,6 +34,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     commit_window_largest_to_smallest: float | None = None
     model_size_ratio: float | None = None
     swap_seconds_per_changed_gigabyte: float | None = None
+    stop_latency_to_token_gap: float | None = None
     reload_to_diff: float | None = None
     restart_to_diff: float | None = None
     outage_restart_to_pause: float | None = None
@@ -67,6 +69,9 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
     if ordered and len(ordered[-1].swaps) > 1:
         times = fit([(row.changed_bytes / 1e9, row.swap_seconds) for row in ordered[-1].swaps])
         found = msgspec.structs.replace(found, swap_seconds_per_changed_gigabyte=times.slope)
+        waits = [row.stop_latency_seconds / row.token_gap_seconds for row in ordered[-1].swaps if row.token_gap_seconds]
+        if waits:
+            found = msgspec.structs.replace(found, stop_latency_to_token_gap=sum(waits) / len(waits))
     windows = _windows(ordered)
     if len(windows) > 1:
         found = msgspec.structs.replace(
@@ -79,16 +84,16 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
 
 
 def _windows(ordered: Sequence[ModelResult]) -> list[tuple[float, float]]:
-    """Return (model GB, commit window in µs) for the most tensors that every model could change."""
+    """Return (model GB, commit window in µs), the mean over the numbers of tensors that all models could change."""
     measured = [result for result in ordered if result.swaps]
     if not measured:
         return []
-    common = min(max(row.tensors for row in result.swaps) for result in measured)
-    return [(result.nbytes / 1e9, _row(result, common).commit_window_microseconds) for result in measured]
-
-
-def _row(result: ModelResult, tensors: int) -> SwapRow:
-    return next(row for row in result.swaps if row.tensors == tensors)
+    common = set.intersection(*({row.tensors for row in result.swaps} for result in measured))
+    points = []
+    for result in measured:
+        windows = [row.commit_window_microseconds for row in result.swaps if row.tensors in common]
+        points.append((result.nbytes / 1e9, sum(windows) / len(windows)))
+    return points
 
 
 def tables(results: Sequence[ModelResult]) -> Iterator[Table]:
@@ -104,7 +109,7 @@ def tables(results: Sequence[ModelResult]) -> Iterator[Table]:
 def _swap_table(results: Sequence[ModelResult]) -> Table:
     table = _table(
         "Swaps of k tensors while a request runs (medians)",
-        "model", "k", "changed", "stop latency", "commit window", "longest", "whole swap",
+        "model", "k", "changed", "token gap", "stop latency", "commit window", "longest", "whole swap",
     )  # fmt: skip
     for result in results:
         for row in result.swaps:
@@ -112,6 +117,7 @@ def _swap_table(results: Sequence[ModelResult]) -> Table:
                 _gigabytes(result.nbytes),
                 str(row.tensors),
                 _megabytes(row.changed_bytes),
+                f"{1000 * row.token_gap_seconds:.1f} ms",
                 f"{1000 * row.stop_latency_seconds:.1f} ms",
                 f"{row.commit_window_microseconds:.0f} µs",
                 f"{row.commit_window_longest_microseconds:.0f} µs",
@@ -161,6 +167,8 @@ def lines(found: Ratios) -> Iterator[str]:
             f"commit window: {found.commit_window_per_gigabyte or 0:+.0f} µs for each GB of model; "
             f"{found.commit_window_largest_to_smallest:.2f} × in a model {found.model_size_ratio:.0f} × larger"
         )
+    if found.stop_latency_to_token_gap is not None:
+        yield f"stop latency: {found.stop_latency_to_token_gap:.2f} × the time between two tokens (largest model)"
     if found.swap_seconds_per_changed_gigabyte is not None:
         yield f"whole swap: {found.swap_seconds_per_changed_gigabyte:.1f} s for each GB that changed (largest model)"
     if found.reload_to_diff is not None:

@@ -21,6 +21,7 @@ def row(tensors: int, window: float, *, seconds: float = 1.0) -> SwapRow:
         tensors=tensors,
         changed_bytes=tensors * 10**9,
         repeats=2,
+        token_gap_seconds=0.02,
         stop_latency_seconds=0.01,
         commit_window_microseconds=window,
         commit_window_longest_microseconds=2 * window,
@@ -46,7 +47,8 @@ def test_no_line_through_one_place() -> None:
 
 
 def test_windows_are_compared_for_the_same_number_of_tensors() -> None:
-    small, large = result(1, row(4, 100.0)), result(5, row(4, 150.0), row(64, 900.0))
+    small = result(1, row(1, 50.0), row(4, 150.0))
+    large = result(5, row(1, 100.0), row(4, 200.0), row(64, 900.0))
     found = ratios([large, small])
     assert found.commit_window_largest_to_smallest == pytest.approx(1.5)
     assert found.model_size_ratio == pytest.approx(5)
@@ -57,6 +59,7 @@ def test_the_whole_swap_is_fitted_to_changed_bytes() -> None:
     found = ratios([result(5, row(1, 1.0, seconds=1.5), row(4, 1.0, seconds=3.0))])
     assert found.swap_seconds_per_changed_gigabyte == pytest.approx(0.5)
     assert found.commit_window_per_gigabyte is None
+    assert found.stop_latency_to_token_gap == pytest.approx(0.5)
 
 
 def test_alternatives_are_told_for_the_largest_model() -> None:
