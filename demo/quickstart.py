@@ -24,7 +24,6 @@ from modelswap_engine.protocol.messages import SwapStatus
 QUESTIONS = (
     "What is the capital of France? Answer in one sentence.",
     "What is a computer? Answer in one sentence.",
-    "Who was Albert Einstein?",
 )
 
 
