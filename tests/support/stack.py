@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, Check
 from tests.support.cache import REPOSITORY, cache_root, kube_binaries, run_script
 from tests.support.cluster.provider import Cluster
 
+T = TypeVar("T")
 OPERATOR_NAMESPACE = "modelswap-system"
 WAIT = "--timeout=180s"
 IN_THE_MIDDLE = ("Planned", "Fetching", "Staged", "Prepared")
@@ -280,7 +281,7 @@ class Control:
         """``POST /check`` of every tensor."""
         return self._call("POST", "check", b"{}", CheckResult)
 
-    def _call(self, method: str, route: str, body: bytes | None, kind: Any) -> Any:
+    def _call(self, method: str, route: str, body: bytes | None, kind: type[T]) -> T:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self._url}/modelswap/v1/{route}", data=body, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as answer:

@@ -1,4 +1,8 @@
-"""The end of the process: leave the endpoints, refuse new requests, wait for those in flight, all within a time."""
+"""The end of the process: leave the endpoints, let clients move away, refuse what still comes, all within a time.
+
+Nobody is refused while a client may not know yet: an answer that was streaming when the end began has told its client
+nothing, so that client's next request on the same connection is answered too, and told to connect anew.
+"""
 
 from modelswap_engine.protocol.errors import Cancelled, NotReady
 from modelswap_engine.swap.clock import within
@@ -33,8 +37,10 @@ async def _empty(core: Core) -> None:
     core.closing = True
     # A pod that terminates leaves the endpoints by that, without any probe; only the news has to travel.
     await core.clock.sleep(core.settings.propagation_seconds)
-    refuse(core)
     await core.lock.idle(Scope.ALL)
+    await core.clock.sleep(core.settings.propagation_seconds)
+    await core.lock.idle(Scope.ALL)
+    refuse(core)
     core.preempt()
     async with core.mutex:  # a swap past its point of return has ended
         return

@@ -204,19 +204,21 @@ async def test_a_worker_lost_while_it_leaves_the_endpoints_leaves_no_trace(world
     world.assert_serves(world.template)
 
 
-async def test_draining_the_process_lets_answers_finish_and_refuses_new_requests(world):
+async def test_draining_the_process_serves_clients_until_they_have_moved_away(world):
     old = await Client(world).arrive()
     draining = asyncio.ensure_future(world.coordinator.drain(30))
     await world.clock.settle()
     assert not world.coordinator.ready()
     assert world.coordinator.closing
-    with pytest.raises(NotReady, match="stopping"):
-        await Client(world).arrive()
+    late = await Client(world).arrive()
+    await old.end()
     await world.clock.advance(10)
     assert not draining.done()
-    await old.end()
+    await late.end()
     await world.clock.settle()
     assert draining.done()
+    with pytest.raises(NotReady, match="stopping"):
+        await Client(world).arrive()
 
 
 async def test_draining_the_process_ends_with_its_time(world):
