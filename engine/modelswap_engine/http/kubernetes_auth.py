@@ -1,4 +1,4 @@
-"""Offline check of Kubernetes service-account tokens (DESIGN.md §2).
+"""Offline check of Kubernetes service-account tokens (docs/architecture.md, Pieces).
 
 The operator asks the API server for a token of its own service account whose audience is this pod's UID. Here
 the signature is checked against the cluster's published keys, so no call per request is made, no secret is

@@ -20,7 +20,7 @@ LONGEST_ID: Final = 256
 
 
 class TrafficMode(StrEnum):
-    """What happens to requests in flight (DESIGN.md §4)."""
+    """What happens to requests in flight (docs/architecture.md, Traffic modes)."""
 
     DRAIN = "Drain"
     OVERLAP = "Overlap"
@@ -78,7 +78,7 @@ class Loading(Message, frozen=True, kw_only=True):
 
 
 class Fence(Message, frozen=True, kw_only=True):
-    """Who decides, and how recent the decision is (DESIGN.md §3, Fencing).
+    """Who decides, and how recent the decision is (docs/architecture.md, Who may decide).
 
     Attributes:
         pod_uid: the pod the call is meant for; a sidecar outside Kubernetes has the UID ``""``.
@@ -339,7 +339,7 @@ class AssignmentCandidate(AssignmentTarget, frozen=True, kw_only=True):
 
 
 class Assignment(Message, frozen=True, kw_only=True):
-    """What each pod of a slot must serve (DESIGN.md §5); the key ``assignment.json`` of the slot's ConfigMap."""
+    """What each pod of a slot must serve: the key ``assignment.json`` of its ConfigMap (docs/architecture.md)."""
 
     owner_uid: str = msgspec.field(default="", name="ownerUID")
     epoch: int = 0

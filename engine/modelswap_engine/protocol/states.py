@@ -1,4 +1,4 @@
-"""The states of one swap and the only legal ways between them (DESIGN.md §3).
+"""The states of one swap and the only legal ways between them (docs/architecture.md, The swap).
 
 A table, not code: the machine, the journal's recovery, the documentation's diagram and the stateful tests
 all read it from here.

@@ -1,4 +1,4 @@
-"""One swap from PLANNED to its end (DESIGN.md §3).
+"""One swap from PLANNED to its end (docs/architecture.md, The swap).
 
 The order of the steps is the safety argument: everything that can fail for want of something happens before the gate
 closes; the intent is on the disk before anything changes; nothing is shown to clients before it is proved. Whatever

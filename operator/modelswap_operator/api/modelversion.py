@@ -1,4 +1,4 @@
-"""ModelVersion as typed values (DESIGN.md §6); the schema itself is ``crds/``.
+"""ModelVersion as typed values (docs/reference/api.md); the schema itself is ``crds/``.
 
 Unknown fields are ignored, so that an older operator reads a newer object. Only fields that this release acts on are
 declared; CEL refuses the others before they get here.

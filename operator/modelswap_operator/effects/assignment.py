@@ -1,4 +1,4 @@
-"""The slot's assignment ConfigMap: reading and publishing (DESIGN.md §5).
+"""The slot's assignment ConfigMap: reading and publishing (docs/architecture.md, The assignment).
 
 It has no ownerReference on purpose: pods keep to it when the ModelVersion is gone.
 """

@@ -1,4 +1,4 @@
-"""The decision: what the assignment must say next (DESIGN.md §5), or None when it says so already.
+"""The decision: what the assignment must say next (docs/architecture.md), or None when it says so already.
 
 Pods follow the assignment; this module never looks at how they do that. Revisions only rise: each is one more than
 anything that anybody has been seen to hold, also across re-creation of the object.

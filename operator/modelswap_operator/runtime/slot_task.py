@@ -1,4 +1,4 @@
-"""One pass over a slot: look, decide, do it, say how it stands (DESIGN.md §2)."""
+"""One pass over a slot: look, decide, do it, say how it stands (docs/architecture.md, Pieces)."""
 
 import asyncio
 from collections.abc import Callable

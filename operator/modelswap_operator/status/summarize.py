@@ -1,4 +1,4 @@
-"""The only place that turns a snapshot into a status (DESIGN.md §6, kstatus).
+"""The only place that turns a snapshot into a status (docs/reference/api.md, kstatus).
 
 ``status.observedGeneration`` follows the spec once it has been decided: done, stalled or suspended. Ready is Unknown
 while the slot moves, False when an attempt failed or a person is needed.
