@@ -23,7 +23,7 @@ class Facts:
     after: str = ""
     pods: list[tuple[Pod, EngineState]] = field(default_factory=list)
     swap_seconds: float = 0.0
-    swapping: list[Summary] = field(default_factory=list)
+    swapping: Summary | None = None
     restart_seconds: float = 0.0
     restarting: Summary | None = None
     refused: list[dict[str, str]] = field(default_factory=list)
@@ -48,7 +48,8 @@ def swap_lines(facts: Facts) -> Iterator[str]:
                 f"commit window {swap.commit_window_microseconds or 0:.0f} µs, "
                 f"gate closed {milliseconds(swap.pause_seconds)}"
             )
-    yield from facts.swapping[-1].lines()
+    if facts.swapping is not None:
+        yield from facts.swapping.lines()
     yield f"before: {facts.before}"
     yield f"after:  {facts.after}"
 
@@ -69,13 +70,13 @@ def write(file: Path, facts: Facts, *, cluster: Cluster) -> None:
 
 def as_dict(facts: Facts, *, kind: str, version: str) -> dict[str, Any]:
     """Return the figures with stable names; times in the unit that the name says."""
-    plan, restarting = _plan(facts), facts.restarting
+    plan, swapping, restarting = _plan(facts), facts.swapping, facts.restarting
     return {
         "requests": {
-            "served": sum(phase.served for phase in facts.swapping),
-            "failed": sum(phase.failed for phase in facts.swapping),
-            "mixed": sum(phase.mixed for phase in facts.swapping),
-            "reconnects": sum(phase.reconnects for phase in facts.swapping),
+            "served": swapping.served if swapping else 0,
+            "failed": swapping.failed if swapping else 0,
+            "mixed": swapping.mixed if swapping else 0,
+            "reconnects": swapping.reconnects if swapping else 0,
         },
         "pods": [
             {

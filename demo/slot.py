@@ -72,12 +72,12 @@ class DemoSlot:
         return int(self._get()["metadata"]["generation"])
 
     def settle(self, generation: int, *, to: str) -> dict[str, Any]:
-        """Follow `kubectl get modelversions` until a condition (Ready or Stalled) is True for this generation.
+        """Follow `kubectl get modelversion` until a condition (Ready or Stalled) is True for this generation.
 
         Raises:
             Unsettled: the other condition came, or none in ten minutes.
         """
-        command(["kubectl", "get", "modelversions", "--watch"])
+        command(["kubectl", "get", "modelversion", NAME])  # again and again; each change of its line is shown
         started, row = time.monotonic(), ""
         while time.monotonic() - started < _SETTLE_SECONDS:
             found, now = self._get(), self._row()

@@ -16,7 +16,7 @@ lane() {
 # What lanes drive is built before them and not by the first test that asks: cold, this takes minutes, and its progress should be seen.
 hack/kind/tools.sh helm
 lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster$full" tests
-lane "model: real worker processes, tiny models" -n 2 --dist loadfile -m "model and not cluster$full" tests
+lane "model: real worker processes, tiny models" -m "model and not cluster$full" tests
 [ -n "${KUBEBUILDER_ASSETS:-}" ] || hack/kind/kube-binaries.sh etcd kube-apiserver kube-controller-manager kubectl
 lane "api: bare API server" -m "api and not cluster$full" tests
 # One cluster and one port for all checkouts of a machine: the lane of a second run waits for that of the first.
