@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -245,8 +246,9 @@ class WorkerProcess:
         if self._writer is not None:
             self._writer.close()
         if self._process is not None and self._process.returncode is None:
+            # Not Process.kill(): it polls first, and so takes the exit status away from asyncio's own watcher.
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.kill(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         """End the process: it leaves when its socket closes, and is killed if it does not."""
@@ -257,6 +259,6 @@ class WorkerProcess:
             try:
                 await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
             except TimeoutError:
-                self._process.kill()
+                self.kill()
         if self._listener is not None:
             await asyncio.gather(self._listener, return_exceptions=True)
