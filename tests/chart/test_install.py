@@ -68,9 +68,11 @@ def test_install_upgrade_uninstall_and_install_again(release: Release, server: A
     release.helm("install", "modelswap", CHART)
 
 
-def test_uninstall_takes_the_definitions_along_when_told_to(release: Release) -> None:
+def test_uninstall_takes_the_definitions_along_when_told_to(release: Release, server: ApiServer) -> None:
     release.helm("install", "modelswap", CHART, "--create-namespace", "--set", "crds.keep=false")
     release.helm("uninstall", "modelswap")
+    # A definition is gone only when the server has removed its last object.
+    server.kubectl("wait", "--for=delete", "--timeout=60s", *(f"crd/{name}" for name in DEFINITIONS))
     assert release.definitions() == set()
 
 
