@@ -11,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import stamina
 
 from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, CheckResult, EngineState
 from tests.support.cache import REPOSITORY, cache_root, kube_binaries, run_script
@@ -196,9 +198,14 @@ class Slot:
         self._kubectl("wait", f"pod/{name}", f"--for=jsonpath={path}={restarts + 1}", WAIT)
 
     def wait_engine(self, name: str, digest: str) -> None:
-        """Wait until the pod is ready, and see that it proves this digest and no other."""
+        """Wait until the pod's engine serves, and see that it proves this digest and no other.
+
+        Asks the engine and not the pod's condition: that one still says Ready until the kubelet's next probe.
+        """
         self._kubectl("wait", f"pod/{name}", "--for=condition=Ready", WAIT)
-        check = self.check(self.pods()[name])
+        pod = self.pods()[name]
+        patient = stamina.retry(on=_not_serving, attempts=None, timeout=180, wait_max=2)(self.check)
+        check = patient(pod)
         assert check.ok
         assert check.digest == digest
 
@@ -264,6 +271,10 @@ class Slot:
             "-n", self.namespace, "wait", f"modelversion/{self.name}", f"--for={what}", WAIT
         )
         assert done.returncode == 0, f"{done.stderr}\n{json.dumps(self.get().get('status'), indent=1)}"
+
+
+def _not_serving(error: Exception) -> bool:
+    return isinstance(error, urllib.error.HTTPError) and error.code == 503
 
 
 class Control:
