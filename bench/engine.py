@@ -16,8 +16,8 @@ from bench.models import VOCABULARY, BenchModel
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import Generate, Load, Reply, RequestPolicy, Stage, TensorRange
+from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import from_body
-from modelswap_engine.protocol.messages import MemoryState
 
 SETTINGS = EmbeddedSettings(page_size=32, num_blocks=64, max_batch_tokens=128)
 

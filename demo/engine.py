@@ -19,7 +19,7 @@ import httpx2
 
 from demo.console import command, step
 from modelswap_engine.protocol.codec import decode
-from modelswap_engine.protocol.messages import EngineState
+from modelswap_engine.protocol.engine_state import EngineState
 
 _START_SECONDS = 300.0
 _STOP_SECONDS = 30.0

@@ -10,7 +10,8 @@ from typing import Any
 
 from demo.answers import Summary
 from demo.console import megabytes, milliseconds
-from modelswap_engine.protocol.messages import EngineState, Plan
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import Plan
 from tests.support.cluster.provider import Cluster
 from tests.support.stack import Pod
 

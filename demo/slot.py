@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from demo.console import command, say, step
 from demo.folder import key_of
-from modelswap_engine.protocol.messages import EngineState
+from modelswap_engine.protocol.engine_state import EngineState
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
 from tests.support.stack import OPERATOR_NAMESPACE, Control, Pod, port_forward

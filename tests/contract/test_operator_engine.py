@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import (
     ModelswapError,
     Refused,
@@ -16,13 +17,7 @@ from modelswap_engine.protocol.errors import (
     Unauthenticated,
     WrongPod,
 )
-from modelswap_engine.protocol.messages import (
-    EngineState,
-    Fence,
-    PlanRequest,
-    SwapRequest,
-    VersionRef,
-)
+from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
 from modelswap_operator.effects.engine_client import Address, EngineClient
 from modelswap_operator.planning.assess import proved
 from modelswap_operator.planning.errors import is_content

@@ -10,7 +10,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from modelswap_engine.protocol.messages import CheckRequest, CheckResult, EngineState, TrafficMode
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import CheckRequest, CheckResult
+from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.e2e_local.conftest import Serve
 from tests.support.load import Answer, ask, load

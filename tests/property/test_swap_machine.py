@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from modelswap_engine.protocol.errors import Busy, ModelswapError, NotFound, StaleRevision
-from modelswap_engine.protocol.messages import (
-    CancelRequest,
-    Fence,
-    Loading,
-    LoadingMode,
-    OnTimeout,
-    RollbackRequest,
-    Traffic,
-    TrafficMode,
-)
+from modelswap_engine.protocol.messages import CancelRequest, Fence, RollbackRequest
+from modelswap_engine.protocol.policy import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_backend import Fault
 from tests.support.swapping import OWNER, POD, World, checkpoint, request

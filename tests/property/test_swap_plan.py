@@ -4,15 +4,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelswap_engine.protocol.messages import (
-    Capabilities,
-    Loading,
-    LoadingMode,
-    MemoryState,
-    PlanRequest,
-    Traffic,
-    VersionRef,
-)
+from modelswap_engine.protocol.engine_state import Capabilities, MemoryState
+from modelswap_engine.protocol.messages import PlanRequest, VersionRef
+from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic
 from modelswap_engine.swap.plan import Nothing, ReadTensors, Situation, UseRetained, decide
 from tests.support.fake_source import FakeCheckpoint
 

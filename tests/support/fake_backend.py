@@ -24,8 +24,9 @@ from modelswap_engine.backends.port import (
     TensorRange,
     TokenStream,
 )
+from modelswap_engine.protocol.engine_state import Capabilities, MemoryState
 from modelswap_engine.protocol.errors import Internal, ManifestMismatch, ModelswapError, UnsupportedChange, WorkerLost
-from modelswap_engine.protocol.messages import Capabilities, MemoryState, TrafficMode
+from modelswap_engine.protocol.policy import TrafficMode
 from tests.support.fake_source import sha256
 
 Tensors = dict[str, bytes]

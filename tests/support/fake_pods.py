@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode
-from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, VersionRef
+from modelswap_engine.protocol.messages import VersionRef
 from tests.support.custom import GROUP_VERSION, model_version
 from tests.support.fake_sidecar import Content, FakeSidecar
 from tests.support.rest import Rest

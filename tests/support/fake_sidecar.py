@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from modelswap_engine.protocol.codec import decode, encode
+from modelswap_engine.protocol.engine_state import EngineState, RankState
 from modelswap_engine.protocol.errors import (
     Busy,
     ErrorBody,
@@ -26,15 +27,7 @@ from modelswap_engine.protocol.errors import (
     Unauthenticated,
     from_body,
 )
-from modelswap_engine.protocol.messages import (
-    EngineState,
-    Plan,
-    PlanRequest,
-    RankState,
-    SwapRequest,
-    SwapStatus,
-    VersionRef,
-)
+from modelswap_engine.protocol.messages import Plan, PlanRequest, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from modelswap_engine.swap import fence as fences

@@ -17,15 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelswap_engine.cli.client import ControlClient
-from modelswap_engine.protocol.messages import (
-    EngineState,
-    Fence,
-    SwapRequest,
-    SwapStatus,
-    Traffic,
-    TrafficMode,
-    VersionRef,
-)
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.policy import Traffic, TrafficMode
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--kv-blocks", "256", "--page-size", "16", "--max-batch-tokens", "256")

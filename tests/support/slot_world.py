@@ -15,17 +15,10 @@ from typing import Any
 
 import msgspec
 
+from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
+from modelswap_engine.protocol.engine_state import EngineState, RankState
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
-from modelswap_engine.protocol.messages import (
-    Assignment,
-    AssignmentTarget,
-    EngineState,
-    Plan,
-    RankState,
-    SwapRequest,
-    SwapStatus,
-    VersionRef,
-)
+from modelswap_engine.protocol.messages import Plan, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import TRANSITIONS, SwapState
 from modelswap_engine.swap import fence as fences
 from modelswap_operator.api.modelversion import (

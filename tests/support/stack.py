@@ -22,7 +22,9 @@ from typing import Any, TypeVar
 import msgspec
 import stamina
 
-from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, CheckResult, EngineState
+from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import CheckResult
 from tests.support.cache import REPOSITORY, cache_root, kube_binaries, run_script
 from tests.support.cluster.provider import Cluster
 

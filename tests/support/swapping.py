@@ -4,17 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from modelswap_engine.protocol.assignment import Assignment
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
-from modelswap_engine.protocol.messages import (
-    Assignment,
-    EngineState,
-    Fence,
-    Loading,
-    SwapRequest,
-    SwapStatus,
-    Traffic,
-    VersionRef,
-)
+from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.policy import Loading, Traffic
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal

@@ -5,7 +5,8 @@ from __future__ import annotations
 from demo.answers import Answer, summarize
 from demo.report import Facts, as_dict, swap_lines
 from demo.slot import refusal_excerpt
-from modelswap_engine.protocol.messages import EngineState, Plan, SwapStatus
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import Plan, SwapStatus
 from tests.support.stack import Pod
 
 

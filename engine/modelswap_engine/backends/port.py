@@ -15,8 +15,8 @@ from typing import Protocol
 
 import msgspec
 
+from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import Capabilities, MemoryState, RankState
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

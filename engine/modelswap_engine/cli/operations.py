@@ -23,16 +23,13 @@ from modelswap_engine.cli.options import (
     Verify,
     Wait,
 )
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import NotFound, StateMoved
 from modelswap_engine.protocol.messages import (
     CancelRequest,
     CheckRequest,
     CheckResult,
-    EngineState,
     Fence,
-    Loading,
-    LoadingMode,
-    OnTimeout,
     PauseRequest,
     Plan,
     PlanRequest,
@@ -40,11 +37,9 @@ from modelswap_engine.protocol.messages import (
     RollbackRequest,
     SwapRequest,
     SwapStatus,
-    Traffic,
-    TrafficMode,
-    VerifyMode,
     VersionRef,
 )
+from modelswap_engine.protocol.policy import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode, VerifyMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

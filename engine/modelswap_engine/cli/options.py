@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from modelswap_engine.protocol.messages import LoadingMode, OnTimeout, TrafficMode, VerifyMode
+from modelswap_engine.protocol.policy import LoadingMode, OnTimeout, TrafficMode, VerifyMode
 
 
 class Output(StrEnum):

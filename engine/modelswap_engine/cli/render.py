@@ -4,7 +4,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from modelswap_engine.protocol.messages import CheckResult, EngineState, MemoryState, Plan, SwapStatus, VersionRef
+from modelswap_engine.protocol.engine_state import EngineState, MemoryState
+from modelswap_engine.protocol.messages import CheckResult, Plan, SwapStatus, VersionRef
 
 
 def out(renderable: RenderableType) -> None:

@@ -27,9 +27,10 @@ from modelswap_engine.http.cluster import cluster_authenticator
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataSettings
 from modelswap_engine.http.resources import VersionResources
+from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError, NotReady
-from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment, VersionRef
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
 from modelswap_engine.swap.clock import SystemClock

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from modelswap_engine.protocol.messages import EngineState, SwapStatus
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.states import SwapState
 
 PREFIX: Final = "modelswap"

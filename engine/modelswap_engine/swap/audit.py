@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from modelswap_engine.backends.port import Hashes
 from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.protocol.engine_state import AuditState
 from modelswap_engine.protocol.errors import BadRequest, Busy, DigestMismatch, ModelswapError, WorkerLost
-from modelswap_engine.protocol.messages import AuditState, CheckResult, TensorCheck
+from modelswap_engine.protocol.messages import CheckResult, TensorCheck
 from modelswap_engine.swap import recovery
 from modelswap_engine.swap.core import Core, log
 from modelswap_engine.swap.versions import Version

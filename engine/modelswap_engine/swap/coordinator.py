@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from modelswap_engine.backends.port import Backend
+from modelswap_engine.protocol.assignment import Assignment
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import (
     BadRequest,
     Busy,
@@ -18,11 +20,9 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.protocol.messages import (
     LONGEST_LEASE_SECONDS,
-    Assignment,
     CancelRequest,
     CheckRequest,
     CheckResult,
-    EngineState,
     PauseRequest,
     Plan,
     PlanRequest,

@@ -13,8 +13,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from modelswap_engine.backends.port import Backend
+from modelswap_engine.protocol.engine_state import AuditState, MemoryState
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, Unavailable
-from modelswap_engine.protocol.messages import AuditState, MemoryState, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap import machine

@@ -9,8 +9,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from modelswap_engine.backends.port import Backend, Hashes, Load, Reply, RequestPolicy, Stage, StageRetained
+from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import DigestMismatch, Internal, WorkerLost, from_body
-from modelswap_engine.protocol.messages import MemoryState
 from modelswap_engine.swap.clock import Clock, within
 from modelswap_engine.swap.settings import SwapSettings
 

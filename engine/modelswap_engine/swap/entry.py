@@ -5,8 +5,10 @@ From the last check to the known operation nothing is awaited, so of two callers
 
 from collections.abc import Callable
 
+from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import BadRequest, Busy, ForeignOwner, ModelswapError, NotReady
-from modelswap_engine.protocol.messages import LONGEST_ID, Assignment, Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.wire import LONGEST_ID
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap import machine
 from modelswap_engine.swap.core import Core

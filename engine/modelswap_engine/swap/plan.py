@@ -14,6 +14,7 @@ from modelswap_engine.checkpoint.groups import touched_groups
 from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.checkpoint.sidefiles import SideChange, refusals
 from modelswap_engine.checkpoint.siderules import Verdict
+from modelswap_engine.protocol.engine_state import Capabilities, MemoryState
 from modelswap_engine.protocol.errors import (
     DigestMismatch,
     IncompatibleModel,
@@ -21,17 +22,8 @@ from modelswap_engine.protocol.errors import (
     Refused,
     UnsupportedChange,
 )
-from modelswap_engine.protocol.messages import (
-    Capabilities,
-    LoadingMode,
-    MemoryState,
-    OnTimeout,
-    Plan,
-    PlanRequest,
-    Traffic,
-    TrafficMode,
-    VersionRef,
-)
+from modelswap_engine.protocol.messages import Plan, PlanRequest, VersionRef
+from modelswap_engine.protocol.policy import LoadingMode, OnTimeout, Traffic, TrafficMode
 
 MIB: Final = 1 << 20
 POLICIES: Final = {

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
 from modelswap_engine.protocol.errors import NotReady, Refused, from_body
-from modelswap_engine.protocol.messages import Assignment, AssignmentTarget, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.fence import CLI, Accepted
 from modelswap_engine.swap.records import JournalState

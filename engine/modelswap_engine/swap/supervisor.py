@@ -5,8 +5,9 @@ It never puts anything else in the place of what must be served: where that cann
 
 from collections.abc import Callable
 
+from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import WorkerLost
-from modelswap_engine.protocol.messages import Assignment, VersionRef
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.swap import loader, recovery
 from modelswap_engine.swap.clock import within
 from modelswap_engine.swap.core import Core, log

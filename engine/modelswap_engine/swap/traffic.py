@@ -9,7 +9,7 @@ from typing import Final
 
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.errors import DrainTimeout
-from modelswap_engine.protocol.messages import OnTimeout, Traffic, TrafficMode
+from modelswap_engine.protocol.policy import OnTimeout, Traffic, TrafficMode
 from modelswap_engine.swap.clock import within
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.lock import Scope

@@ -11,7 +11,8 @@ import msgspec
 
 from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
 from modelswap_engine.protocol.errors import InvalidCheckpoint, ManifestMismatch, ModelswapError
-from modelswap_engine.protocol.messages import PlanRequest, SwapRequest, VerifyMode
+from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
+from modelswap_engine.protocol.policy import VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap import loader, recovery
 from modelswap_engine.swap.audit import audit

@@ -1,6 +1,6 @@
 """The engine's state as it is published: everything in one message, composed without asking anybody."""
 
-from modelswap_engine.protocol.messages import EngineState, GateState
+from modelswap_engine.protocol.engine_state import EngineState, GateState
 from modelswap_engine.swap.core import Core
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from modelswap_engine.protocol.messages import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode, VerifyMode
+from modelswap_engine.protocol.policy import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode, VerifyMode
 from modelswap_operator.api.conditions import Condition
 
 

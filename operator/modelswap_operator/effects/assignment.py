@@ -5,9 +5,9 @@ It has no ownerReference on purpose: pods keep to it when the ModelVersion is go
 
 from typing import Any
 
+from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode, encode
 from modelswap_engine.protocol.errors import BadRequest
-from modelswap_engine.protocol.messages import ASSIGNMENT_KEY, Assignment
 from modelswap_operator.api.labels import FIELD_MANAGER, LEDGER_KEY, MANAGED_BY_LABEL, SLOT_LABEL, assignment_name
 from modelswap_operator.effects import paths
 from modelswap_operator.effects.kube import Json, Kube

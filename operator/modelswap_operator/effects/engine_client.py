@@ -12,15 +12,9 @@ from typing import Self, TypeVar
 import aiohttp
 
 from modelswap_engine.protocol.codec import decode, decode_error, encode
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import BadRequest, Unauthenticated, Unavailable, WrongPod
-from modelswap_engine.protocol.messages import (
-    CancelRequest,
-    EngineState,
-    Plan,
-    PlanRequest,
-    SwapRequest,
-    SwapStatus,
-)
+from modelswap_engine.protocol.messages import CancelRequest, Plan, PlanRequest, SwapRequest, SwapStatus
 from modelswap_engine.protocol.version import CONTROL_PREFIX, PROTOCOL_VERSION, supported
 from modelswap_operator.effects.tokens import Tokens
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import Denied, Fenced, ModelswapError
-from modelswap_engine.protocol.messages import EngineState
 from modelswap_operator.api.labels import MODELVERSIONS, SLOT_LABEL, assignment_name
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.effects import assignment, objects, paths

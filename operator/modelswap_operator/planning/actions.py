@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import Assignment, PlanRequest, SwapRequest
+from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
 from modelswap_operator.api.modelversion import Failure
 from modelswap_operator.planning.snapshot import Ledger, PlanKey, Pod
 

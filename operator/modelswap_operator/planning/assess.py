@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from modelswap_engine.protocol.messages import AssignmentTarget, EngineState, SwapStatus
+from modelswap_engine.protocol.assignment import AssignmentTarget
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_operator.api.modelversion import Failure, ModelVersionSpec, OnFailure
 from modelswap_operator.planning.snapshot import PlanKey, PlanResult, Pod, Snapshot
 

@@ -4,7 +4,7 @@ Pods follow the assignment; this module never looks at how they do that. Revisio
 anything that anybody has been seen to hold, also across re-creation of the object.
 """
 
-from modelswap_engine.protocol.messages import Assignment, AssignmentCandidate, AssignmentTarget
+from modelswap_engine.protocol.assignment import Assignment, AssignmentCandidate, AssignmentTarget
 from modelswap_operator.planning.actions import WriteAssignment
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable

@@ -7,8 +7,9 @@ So is a rollout that got stuck half-way and is taken back. Everything else is an
 from collections.abc import Iterator
 from datetime import datetime
 
+from modelswap_engine.protocol.assignment import AssignmentTarget
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import AssignmentTarget, SwapStatus
+from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.planning.actions import FailedAttempt

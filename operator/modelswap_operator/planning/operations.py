@@ -6,7 +6,8 @@ The boot id is part of it because a restarted sidecar has forgotten what an earl
 import hashlib
 import re
 
-from modelswap_engine.protocol.messages import EngineState, SwapStatus
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import SwapStatus
 
 _FORM = re.compile(r"r(\d+)-a(\d+)-([0-9a-f]{16})")
 

@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import Assignment, AssignmentTarget, EngineState, Plan
+from modelswap_engine.protocol.messages import Plan
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
 
 

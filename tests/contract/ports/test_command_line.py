@@ -14,8 +14,9 @@ from modelswap_engine.cli import operations
 from modelswap_engine.cli.client import ControlClient, read_token
 from modelswap_engine.cli.follow import follow
 from modelswap_engine.cli.main import app
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import BadRequest, ModelswapError, StateMoved, Unauthenticated, Unavailable
-from modelswap_engine.protocol.messages import EngineState, Fence, RollbackRequest, SwapStatus
+from modelswap_engine.protocol.messages import Fence, RollbackRequest, SwapStatus
 from modelswap_engine.protocol.states import SwapState
 from tests.support.ports import TOKEN, Ports
 from tests.support.serve import environment

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from modelswap_engine.protocol.messages import EngineState, Fence, SwapRequest, VersionRef
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.messages import Fence, SwapRequest, VersionRef
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from tests.support.ports import POD, TOKEN, Ports
 

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from modelswap_engine.backends.port import FinishReason
 from modelswap_engine.protocol.errors import SourceUnreadable, WorkerLost
-from modelswap_engine.protocol.messages import CheckRequest, PauseRequest, Traffic, TrafficMode, VersionRef
+from modelswap_engine.protocol.messages import CheckRequest, PauseRequest, VersionRef
+from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.ports import CONTEXT, MAX_REQUESTS, MODEL, Ports
 from tests.support.scripted_backend import Script

@@ -5,8 +5,9 @@ from datetime import timedelta
 
 import pytest
 
+from modelswap_engine.protocol.engine_state import EngineState, RankState
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import EngineState, RankState, VersionRef
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.fence import Accepted
 from modelswap_operator.api.modelversion import OnFailure, Rollout

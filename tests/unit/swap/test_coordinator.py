@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
 from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import (
     BadRequest,
@@ -20,20 +21,16 @@ from modelswap_engine.protocol.errors import (
     WrongPod,
 )
 from modelswap_engine.protocol.messages import (
-    Assignment,
-    AssignmentTarget,
     CancelRequest,
     CheckRequest,
     Fence,
-    Loading,
-    LoadingMode,
     PauseRequest,
     PlanRequest,
     ResumeRequest,
     RollbackRequest,
-    Traffic,
     VersionRef,
 )
+from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.clock import OneThread
 from tests.support.fake_backend import Fault

@@ -2,7 +2,8 @@
 
 import pytest
 
-from modelswap_engine.protocol.messages import Assignment, AssignmentCandidate, AssignmentTarget, VersionRef
+from modelswap_engine.protocol.assignment import Assignment, AssignmentCandidate, AssignmentTarget
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
 from tests.support.swapping import OWNER, POD, World, checkpoint, request
 

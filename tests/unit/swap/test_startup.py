@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from modelswap_engine.protocol.assignment import Assignment, AssignmentCandidate, AssignmentTarget
 from modelswap_engine.protocol.errors import InsufficientMemory, InvalidCheckpoint, NotReady, SourceUnreadable
-from modelswap_engine.protocol.messages import Assignment, AssignmentCandidate, AssignmentTarget, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.fence import Accepted
 from modelswap_engine.swap.records import Intent, JournalState

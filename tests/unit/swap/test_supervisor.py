@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
 from modelswap_engine.protocol.errors import NotReady, SourceUnreadable
-from modelswap_engine.protocol.messages import Assignment, AssignmentTarget, VersionRef
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_backend import Fault
 from tests.support.swapping import OWNER, World, checkpoint, request

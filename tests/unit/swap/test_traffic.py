@@ -7,7 +7,7 @@ import pytest
 
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.errors import NotReady
-from modelswap_engine.protocol.messages import OnTimeout, Traffic, TrafficMode
+from modelswap_engine.protocol.policy import OnTimeout, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.settings import SwapSettings
 from tests.support.fake_source import FakeCheckpoint

@@ -4,7 +4,8 @@ import pytest
 
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.errors import DigestMismatch, ManifestMismatch, NotReady, SourceUnreadable
-from modelswap_engine.protocol.messages import Loading, LoadingMode, Traffic, TrafficMode, VerifyMode, VersionRef
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic, TrafficMode, VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.memory import Memory
 from tests.support.fake_backend import Fault

@@ -25,8 +25,9 @@ from modelswap_engine.backends.port import (
     Stage,
     StageRetained,
 )
+from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
 from modelswap_engine.protocol.errors import Cancelled, Internal, NotReady, SourceUnreadable, from_body
-from modelswap_engine.protocol.messages import Capabilities, MemoryState, RankState, TrafficMode
+from modelswap_engine.protocol.policy import TrafficMode
 
 _AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.MemoryAnswer)
 

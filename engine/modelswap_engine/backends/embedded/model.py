@@ -10,7 +10,7 @@ from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.generator import Generator
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import Hashes, Load, Tokens
-from modelswap_engine.protocol.messages import MemoryState
+from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.updater import WeightUpdater
 

@@ -27,8 +27,8 @@ from modelswap_engine.backends.port import (
     StageRetained,
     Tokens,
 )
+from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import Busy, Cancelled, Internal, NotReady
-from modelswap_engine.protocol.messages import MemoryState
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.version import Staged
 

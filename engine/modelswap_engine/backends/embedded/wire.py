@@ -20,8 +20,8 @@ from modelswap_engine.backends.port import (
     StageRetained,
     Tokens,
 )
+from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import MemoryState
 
 HEADER: Final = struct.Struct(">I")
 MAX_FRAME: Final = 256 << 20

@@ -1,0 +1,45 @@
+"""What the pods of a slot must serve: the document that the operator writes and every sidecar obeys.
+
+It outlives both: a pod that starts while the operator is down finds its version here.
+"""
+
+from typing import Final
+
+import msgspec
+
+from modelswap_engine.protocol.wire import Message
+
+ASSIGNMENT_KEY: Final = "assignment.json"
+"""The key of the slot's ConfigMap, and the name of the file where it is mounted."""
+
+
+class AssignmentTarget(Message, frozen=True, kw_only=True):
+    """A version as an assignment names it: always pinned by digest."""
+
+    version: str = ""
+    uri: str = ""
+    digest: str = ""
+
+
+class AssignmentCandidate(AssignmentTarget, frozen=True, kw_only=True):
+    """The version under canary, and the pods that must serve it."""
+
+    pod_uids: list[str] = msgspec.field(default_factory=list, name="podUIDs")
+
+
+class Assignment(Message, frozen=True, kw_only=True):
+    """What each pod of a slot must serve: the key ``assignment.json`` of its ConfigMap (docs/architecture.md)."""
+
+    owner_uid: str = msgspec.field(default="", name="ownerUID")
+    epoch: int = 0
+    revision: int = 0
+    stable: AssignmentTarget | None = None
+    candidate: AssignmentCandidate | None = None
+    adapters: list[dict[str, str]] = []
+    released: bool = False
+
+    def target_for(self, pod_uid: str) -> AssignmentTarget | None:
+        """Return what the pod with this UID must serve, or None when nothing has been assigned."""
+        if self.candidate is not None and pod_uid in self.candidate.pod_uids:
+            return self.candidate
+        return self.stable

@@ -1,0 +1,99 @@
+"""What an engine is at this moment: the answer of ``GET /state``, the one view of everything.
+
+A view, never an order: nothing here is sent to an engine.
+"""
+
+import msgspec
+
+from modelswap_engine.protocol.messages import SwapStatus, VersionRef
+from modelswap_engine.protocol.policy import TrafficMode
+from modelswap_engine.protocol.version import PROTOCOL_VERSION
+from modelswap_engine.protocol.wire import Message
+
+
+class GateState(Message, frozen=True, kw_only=True):
+    """The door for new requests."""
+
+    open: bool = True
+    queued: int = 0
+    in_flight: int = 0
+    oldest_in_flight_seconds: float = 0.0
+    lease_id: str = ""
+    lease_owner: str = ""
+    lease_seconds_left: float = 0.0
+
+
+class RankState(Message, frozen=True, kw_only=True):
+    """One worker process. ``digest`` is what it proved under ``boot_id`` (empty: nothing proved yet)."""
+
+    rank: int = 0
+    boot_id: str = ""
+    pid: int = 0
+    alive: bool = False
+    digest: str = ""
+
+
+class MemoryState(Message, frozen=True, kw_only=True):
+    """Where the memory is, in bytes; ``limit`` and ``available`` are -1 when nothing bounds the process."""
+
+    model_bytes: int = 0
+    staged_bytes: int = 0
+    previous_bytes: int = 0
+    kv_cache_bytes: int = 0
+    rss_bytes: int = 0
+    limit_bytes: int = -1
+    available_bytes: int = -1
+
+
+class AuditState(Message, frozen=True, kw_only=True):
+    """The last full re-hash of the live tensors."""
+
+    digest: str = ""
+    ok: bool | None = None
+    tensors: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    mismatched: list[str] = []
+    finished_at: str = ""
+
+
+class Capabilities(Message, frozen=True, kw_only=True):
+    """What this backend can do; asked, never assumed."""
+
+    kind: str = "embedded"
+    version: str = ""
+    traffic_modes: list[TrafficMode] = msgspec.field(default_factory=lambda: [TrafficMode.DRAIN, TrafficMode.RECOMPUTE])
+    rollback: bool = True
+    max_loras: int = 0
+
+
+class EngineState(Message, frozen=True, kw_only=True):
+    """``GET /state``: the one view of everything; its ``ETag`` is ``"<bootId>.<seq>"``.
+
+    ``live`` is None until a version has been proved under the current boot id.
+    """
+
+    protocol_version: int = PROTOCOL_VERSION
+    software: str = ""
+    pod_uid: str = ""
+    boot_id: str = ""
+    seq: int = 0
+    ready: bool = False
+    reason: str = ""
+    message: str = ""
+    quarantined: bool = False
+    served_model_name: str = ""
+    owner_uid: str = ""
+    epoch: int = 0
+    revision: int = 0
+    live: VersionRef | None = None
+    previous: VersionRef | None = None
+    gate: GateState = GateState()
+    operation: SwapStatus | None = None
+    ranks: list[RankState] = []
+    memory: MemoryState = MemoryState()
+    audit: AuditState | None = None
+    assignment_revision: int = 0
+    capabilities: Capabilities = Capabilities()
+    swaps_completed: int = 0
+    restarts: int = 0

@@ -1,0 +1,67 @@
+"""How a swap is to be done: the choices that a ModelVersion, a command line or a trainer makes.
+
+Knows nothing of versions, pods or progress: only what may be chosen, and the defaults.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+
+from modelswap_engine.protocol.wire import Message
+
+LONGEST_DRAIN_SECONDS: Final = 86400
+
+
+class TrafficMode(StrEnum):
+    """What happens to requests in flight (docs/architecture.md, Traffic modes)."""
+
+    DRAIN = "Drain"
+    OVERLAP = "Overlap"
+    RECOMPUTE = "Recompute"
+    FREEZE = "Freeze"
+    ABORT = "Abort"
+
+
+class OnTimeout(StrEnum):
+    """What a Drain does when requests outlast its time."""
+
+    CANCEL_SWAP = "CancelSwap"
+    RECOMPUTE_REQUESTS = "RecomputeRequests"
+    ABORT_REQUESTS = "AbortRequests"
+
+
+class LoadingMode(StrEnum):
+    """How tensors are chosen: ``AUTO`` falls back from diff to full when the layout is equal."""
+
+    AUTO = "Auto"
+    DIFF = "Diff"
+    FULL = "Full"
+
+
+class VerifyMode(StrEnum):
+    """``STRICT`` hashes the live tensors before resume, ``STANDARD`` right after."""
+
+    STANDARD = "Standard"
+    STRICT = "Strict"
+
+
+class Traffic(Message, frozen=True, kw_only=True):
+    """How traffic is treated during the swap.
+
+    ``peers_ready`` is how many other pods of the slot are Ready: when there are some, a Drain leaves the
+    endpoints before it closes the gate.
+    """
+
+    mode: TrafficMode = TrafficMode.DRAIN
+    timeout_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_SECONDS)] = 60.0
+    on_timeout: OnTimeout = OnTimeout.CANCEL_SWAP
+    peers_ready: int = 0
+
+
+class Loading(Message, frozen=True, kw_only=True):
+    """How the new version is loaded."""
+
+    mode: LoadingMode = LoadingMode.AUTO
+    verify: VerifyMode = VerifyMode.STANDARD
+    keep_previous: bool = True
