@@ -87,13 +87,20 @@ class Demo:
         self._slot.show("get", "pods")
 
     def _restart(self) -> None:
-        heading("7. For comparison: the version brought to the pods by a restart, with a fresh load")
+        heading("7. For comparison: the same change, 1.0 → 1.1, by restarting the pods, with a fresh load")
+        say("modelswap lets go of the pods; the version is in their template now, as it is without modelswap:")
+        self._slot.release()
         with self._load() as load:
             load.served_more(_SERVED_BETWEEN)
-            self.facts.restart_seconds = self._slot.restart()
+            self._ask("1.0")
+            self.facts.restart_seconds = self._slot.roll_out(path="/models/smollm2-1.1", version="1.1")
             load.served_more(_SERVED_BETWEEN)
+            self._ask("1.1")
         self.facts.restarting = load.summary()
         say("\n".join(report.restart_lines(self.facts)))
+        self._slot.show("get", "pods")
+        say("\nthe pods are handed back to modelswap, which adopts what they serve:")
+        self._slot.settle(self._slot.apply(EXAMPLES / "modelversion-next.yaml"), to="Ready")
 
     def _refuse(self, load: BackgroundLoad) -> None:
         heading("6. Bad versions are refused, and the pods go on with 1.1")

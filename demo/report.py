@@ -56,11 +56,11 @@ def swap_lines(facts: Facts) -> Iterator[str]:
 
 
 def restart_lines(facts: Facts) -> Iterator[str]:
-    """Compare with the restart."""
+    """Compare with the restart: the same change, counted from the changed object to all pods serving it."""
     if facts.restarting is None:
         return
     yield from facts.restarting.lines()
-    yield f"restart: {facts.restart_seconds:.1f} s until the new pods served; swap: {facts.swap_seconds:.1f} s"
+    yield f"1.0 → 1.1 by restart: {facts.restart_seconds:.1f} s and new pods; by swap: {facts.swap_seconds:.1f} s"
 
 
 def write(file: Path, facts: Facts, *, cluster: Cluster) -> None:

@@ -6,23 +6,27 @@ Every command that changes or shows something is printed as a person would type 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from demo.console import command, say, step
+from demo.excerpts import refusal_excerpt, without_age
 from demo.folder import key_of
+from demo.lines import Lines
 from modelswap_engine.protocol.engine_state import EngineState
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
-from tests.support.stack import OPERATOR_NAMESPACE, Control, Pod, port_forward
+from tests.support.stack import OPERATOR_NAMESPACE, Control, Pod, kubectl_program, port_forward
 
 NAME: Final = "smollm2"
 NAMESPACE: Final = "default"
 _ROLLED_OUT: Final = "--timeout=300s"
 _SETTLE_SECONDS: Final = 600.0
+_LAST_LINE_SECONDS: Final = 5.0
 
 
 class Unsettled(RuntimeError):
@@ -30,11 +34,12 @@ class Unsettled(RuntimeError):
 
 
 class DemoSlot:
-    """The ModelVersion `smollm2` and its pods."""
+    """A ModelVersion and its pods."""
 
-    def __init__(self, cluster: Cluster, *, build: Path) -> None:
+    def __init__(self, cluster: Cluster, *, build: Path, name: str = NAME, namespace: str = NAMESPACE) -> None:
         self.cluster = cluster
         self._build = build
+        self._name, self._namespace = name, namespace
 
     def install_operator(self) -> None:
         """Install the definitions and the operator."""
@@ -48,8 +53,8 @@ class DemoSlot:
         """Install the engine pods, which start with version 1.0, and their Service."""
         site = {"name": "site", "hostPath": {"path": "/opt/modelswap/site", "type": "Directory"}}
         values = {
-            "slot": NAME,
-            "servedModelName": NAME,
+            "slot": self._name,
+            "servedModelName": self._name,
             "replicas": replicas,
             "image": _image("engine"),
             "podAnnotations": _source("engine"),
@@ -64,33 +69,49 @@ class DemoSlot:
             "extraVolumes": [site],
             "extraVolumeMounts": [{"name": "site", "mountPath": "/opt/modelswap/site", "readOnly": True}],
         }
-        self._helm(NAME, "charts/modelswap-engine", values, namespace=NAMESPACE)
+        self._helm(self._name, "charts/modelswap-engine", values, namespace=self._namespace)
 
     def apply(self, file: Path) -> int:
         """Apply a ModelVersion; return its generation."""
         self.show("apply", "-f", str(file))
         return int(self._get()["metadata"]["generation"])
 
-    def settle(self, generation: int, *, to: str) -> dict[str, Any]:
-        """Follow `kubectl get modelversion` until a condition (Ready or Stalled) is True for this generation.
+    def settle(self, generation: int, *, to: str) -> None:
+        """Show `kubectl get modelversion --watch` until a condition (Ready or Stalled) is True for this generation.
 
         Raises:
             Unsettled: the other condition came, or none in ten minutes.
         """
-        command(["kubectl", "get", "modelversion", NAME])  # again and again; each change of its line is shown
-        started, row = time.monotonic(), ""
-        while time.monotonic() - started < _SETTLE_SECONDS:
-            found, now = self._get(), self._row()
-            if now != row:
-                say(f"{time.monotonic() - started:5.1f} s  {now}")
-            row = now
-            true = _true_conditions(found, generation)
-            if to in true:
-                return found
-            if to == "Ready" and "Stalled" in true:
-                raise Unsettled(f"the ModelVersion {NAME} is stalled: {true['Stalled']}")
-            time.sleep(0.5)
-        raise Unsettled(f"the ModelVersion {NAME} is not {to} after {_SETTLE_SECONDS:.0f} s; it says: {row}")
+        watch = ("get", "modelversion", self._name, "--watch")
+        command(["kubectl", *watch])
+        environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
+        with Lines([kubectl_program(), "-n", self._namespace, *watch], environment=environment) as lines:
+            self._follow(lines, generation, to)
+
+    def _follow(self, lines: Lines, generation: int, to: str) -> None:
+        """Print lines that differ until the object is settled, and then until its last line has been printed."""
+        started, shown, settled = time.monotonic(), "", False
+        while True:
+            left = started + _SETTLE_SECONDS - time.monotonic()
+            try:
+                line = lines.next(seconds=min(left, _LAST_LINE_SECONDS) if settled else left)
+            except (TimeoutError, EOFError) as error:
+                if settled:
+                    return
+                raise Unsettled(f"the ModelVersion {self._name} is not {to}: {error}; it says: {shown}") from None
+            row = without_age(line)
+            if row.split() != shown.split():
+                say(f"{time.monotonic() - started:5.1f} s  {row}")
+            shown = row
+            settled = settled or self._is(to, generation)
+            if settled and row.split() == self._row().split():
+                return
+
+    def _is(self, wanted: str, generation: int) -> bool:
+        true = _true_conditions(self._get(), generation)
+        if wanted == "Ready" and "Stalled" in true:
+            raise Unsettled(f"the ModelVersion {self._name} is stalled: {true['Stalled']}")
+        return wanted in true
 
     def refusal(self, digest: str) -> tuple[str, str]:
         """Return reason and message with which a digest was refused; empty when it was not."""
@@ -99,14 +120,16 @@ class DemoSlot:
         return str(found.get("reason", "")), str(found.get("message", ""))
 
     def show_refusal(self, version: str) -> None:
-        """Show what `kubectl describe` says of a refused version: two conditions and the warnings."""
-        command(["kubectl", "describe", "modelversion", NAME])
-        text = self._kubectl("describe", "modelversion", NAME)
+        """Show the part of `kubectl describe` that says why a version was refused, and that the pods serve on."""
+        command(["kubectl", "describe", "modelversion", self._name])
+        text = self._kubectl("describe", "modelversion", self._name)
         say("\n".join(refusal_excerpt(text, version=version)))
 
     def pods(self) -> list[Pod]:
         """Return the slot's pods that are not terminating, by name."""
-        items = json.loads(self._kubectl("get", "pods", "-l", f"modelswap.dev/slot={NAME}", "-o", "json"))["items"]
+        items = json.loads(self._kubectl("get", "pods", "-l", f"modelswap.dev/slot={self._name}", "-o", "json"))[
+            "items"
+        ]
         found = [Pod.of(item) for item in items if "deletionTimestamp" not in item["metadata"]]
         return sorted(found, key=lambda pod: pod.name)
 
@@ -115,15 +138,24 @@ class DemoSlot:
         token = self.cluster.kubectl(
             "-n", OPERATOR_NAMESPACE, "create", "token", "modelswap", f"--audience={pod.uid}", "--duration=10m"
         ).strip()
-        with port_forward(self.cluster, namespace=NAMESPACE, pod=pod.name, port=8001) as url:
+        with port_forward(self.cluster, namespace=self._namespace, pod=pod.name, port=8001) as url:
             return Control(url, token).state()
 
-    def restart(self) -> float:
-        """Restart all pods the usual way; return the seconds until the new ones serve."""
-        started = time.monotonic()
-        self.show("rollout", "restart", f"deployment/{self._deployment()}")
+    def release(self) -> None:
+        """Take the pods out of modelswap's hands: from here on their template alone says what they serve."""
+        self.show("delete", "modelversion", self._name)
+        self.show("delete", "configmap", f"modelswap-{self._name}")
+
+    def roll_out(self, *, path: str, version: str) -> float:
+        """Change the model in the pods' template; return the seconds from then until only the new pods serve."""
+        release = ["upgrade", self._name, "charts/modelswap-engine", "--namespace", self._namespace, "--reuse-values"]
+        release += ["--set-string", f"model.path={path},model.version={version}"]
+        command(["helm", *release])
+        self.cluster.helm(*[str(REPOSITORY / word) if word.startswith("charts/") else word for word in release])
+        started, deployment = time.monotonic(), f"deployment/{self._deployment()}"
+        command(["kubectl", "rollout", "status", deployment])
         with step("waiting for the new pods"):
-            self._kubectl("rollout", "status", f"deployment/{self._deployment()}", _ROLLED_OUT)
+            self._kubectl("rollout", "status", deployment, _ROLLED_OUT)
         return time.monotonic() - started
 
     def show(self, *arguments: str) -> None:
@@ -142,20 +174,18 @@ class DemoSlot:
             self.cluster.helm(*arguments)
 
     def _get(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._kubectl("get", "modelversion", NAME, "-o", "json"))
+        found: dict[str, Any] = json.loads(self._kubectl("get", "modelversion", self._name, "-o", "json"))
         return found
 
     def _row(self) -> str:
-        """Return the object's line in `kubectl get`, without its age."""
-        line = self._kubectl("get", "modelversion", NAME, "--no-headers").strip()
-        return line.rsplit(maxsplit=1)[0]
+        return without_age(self._kubectl("get", "modelversion", self._name, "--no-headers"))
 
     def _deployment(self) -> str:
-        chosen = ("-l", f"modelswap.dev/slot={NAME}", "-o", "jsonpath={.items[0].metadata.name}")
+        chosen = ("-l", f"modelswap.dev/slot={self._name}", "-o", "jsonpath={.items[0].metadata.name}")
         return self._kubectl("get", "deployments", *chosen)
 
     def _kubectl(self, *arguments: str) -> str:
-        return self.cluster.kubectl("-n", NAMESPACE, *arguments)
+        return self.cluster.kubectl("-n", self._namespace, *arguments)
 
 
 def write_model_version(file: Path, *, version: str, folder: str, digest: str) -> Path:
@@ -166,20 +196,6 @@ def write_model_version(file: Path, *, version: str, folder: str, digest: str) -
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(body, indent=1) + "\n")
     return file
-
-
-def refusal_excerpt(description: str, *, version: str) -> Iterator[str]:
-    """Yield the conditions Stalled and Serving, and the version's warnings, of what `kubectl describe` prints."""
-    status, _, events = description.partition("\nEvents:")
-    block: list[str] = []
-    for line in status.partition("Conditions:")[2].splitlines():
-        word = line.strip()
-        block = [line] if word.startswith("Last Transition Time:") else [*block, line]
-        if word.split() in (["Type:", "Stalled"], ["Type:", "Serving"]):
-            yield "…"
-            yield from block
-    yield "Events:"
-    yield from [line for line in events.splitlines() if line.strip().startswith("Warning") and version in line]
 
 
 def _true_conditions(found: dict[str, Any], generation: int) -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from demo.answers import Answer, summarize
+from demo.excerpts import WIDTH, refusal_excerpt, without_age
 from demo.report import Facts, as_dict, swap_lines
-from demo.slot import refusal_excerpt
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import Plan, SwapStatus
 from tests.support.stack import Pod
@@ -82,7 +84,8 @@ Status:
     Status:                False
     Type:                  Ready
     Last Transition Time:  2026-11-29T17:28:06Z
-    Message:               1.2 refused by pod a
+    Message:               1.2 refused by pod a: CAUSE
+    Observed Generation:   4
     Reason:                ManifestMismatch
     Status:                True
     Type:                  Stalled
@@ -93,14 +96,34 @@ Events:
   Normal   Succeeded         6m   operator  2/2 pods serve 1.1
   Warning  ManifestMismatch  1s   operator  1.2 refused by pod a
   Warning  Other             9s   operator  an older one refused
-"""
+""".replace(
+    "CAUSE", "tensor model.layers.29.self_attn.v_proj.weight: bytes hash to one thing, the manifest says another"
+)
 
 
 def test_the_excerpt_says_why_and_nothing_else() -> None:
-    text = "\n".join(refusal_excerpt(DESCRIPTION, version="1.2"))
-    assert "ManifestMismatch" in text
-    assert "Warning" in text
-    assert "all is lost" not in text
-    assert "Succeeded" not in text
-    assert "an older one" not in text
-    assert text.count("Last Transition Time") == 1
+    lines = list(refusal_excerpt(DESCRIPTION, version="1.2"))
+    text = "\n".join(lines)
+    for part in ("ManifestMismatch", "Stalled", "Warning", "1.2 refused by pod a"):
+        assert part in text
+    for part in ("all is lost", "Succeeded", "an older one", "Last Transition Time", "Observed Generation"):
+        assert part not in text
+
+
+def test_long_lines_are_folded_under_their_text() -> None:
+    lines = list(refusal_excerpt(DESCRIPTION, version="1.2"))
+    assert max(map(len, lines)) <= WIDTH
+    first = next(index for index, line in enumerate(lines) if "Message:" in line)
+    assert lines[first].index("1.2 refused") == len(lines[first + 1]) - len(lines[first + 1].lstrip())
+    assert "tensor model.layers.29.self_attn.v_proj.weight:" in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("description", ["", "Status:\nEvents:  <none>", "\nEvents:\n  Warning  1.2"])
+def test_what_describe_does_not_say_is_not_made_up(description: str) -> None:
+    assert list(refusal_excerpt(description, version="1.2")) == ["…", "Conditions:", "…", "Events:"]
+
+
+def test_a_line_without_its_age_does_not_change_by_itself() -> None:
+    assert without_age("a  1.1  True  2/2 pods serve 1.1   5s") == without_age("a  1.1  True  2/2 pods serve 1.1   6s")
+    assert without_age("a  1.1  True  all   5s") != without_age("a  1.1  False  all   5s")
+    assert without_age("") == ""
