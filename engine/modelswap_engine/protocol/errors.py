@@ -6,14 +6,15 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     ModelswapError
     ├── Refused            the version cannot be served here; nothing was touched        422
     │   ├── InvalidCheckpoint, ManifestMismatch, DigestMismatch, IncompatibleModel,
+    │   │   IncompatibleAdapter, UnsupportedAdapter, AdapterLimit,
     │   │   UnsupportedFormat, SourceNotAllowed, UnsupportedScheme, SourceNotFound,
     │   │   InsufficientMemory, UnsupportedChange, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
-    │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, DrainTimeout, Cancelled
+    │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, SlotsBusy, DrainTimeout, Cancelled
     ├── Fenced             the caller is not (or no longer) entitled                     4xx
     │   ├── WrongPod (421), ForeignOwner (409), StaleRevision (409), StateMoved (412)
     ├── Denied             Unauthenticated (401), Forbidden (403)
-    ├── BadRequest (400), NotFound (404)
+    ├── BadRequest (400), NotFound (404), AdapterNotFound (404)
     └── Internal           a defect of ours; the message holds no traceback              500
 """
 
@@ -122,6 +123,24 @@ class UnsupportedChange(Refused):
     code = "UnsupportedChange"
 
 
+class IncompatibleAdapter(Refused):
+    """The adapter does not fit the base: another base digest, other modules or shapes."""
+
+    code = "IncompatibleAdapter"
+
+
+class UnsupportedAdapter(Refused):
+    """The adapter needs something that this engine does not do (DoRA, biases, trained embeddings, ...)."""
+
+    code = "UnsupportedAdapter"
+
+
+class AdapterLimit(Refused):
+    """More than this engine was started for: rank, pinned adapters, bytes of one adapter, or adapters at all."""
+
+    code = "AdapterLimit"
+
+
 class SourceNotAllowed(Refused):
     """Outside the allowed roots."""
 
@@ -197,6 +216,12 @@ class WorkerLost(Unavailable):
     """A rank worker died or does not answer; it is being restarted."""
 
     code = "WorkerLost"
+
+
+class SlotsBusy(Unavailable):
+    """Every slot for adapters is taken by one that running requests use, or that is pinned."""
+
+    code = "SlotsBusy"
 
 
 class DrainTimeout(Unavailable):
@@ -285,6 +310,12 @@ class NotFound(ModelswapError):
 
     code = "NotFound"
     status = 404
+
+
+class AdapterNotFound(NotFound):
+    """No adapter is registered under this name."""
+
+    code = "AdapterNotFound"
 
 
 def _tree(root: type[ModelswapError]) -> dict[str, type[ModelswapError]]:
