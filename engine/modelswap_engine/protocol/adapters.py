@@ -1,7 +1,8 @@
 """LoRA adapters on the wire, in camelCase (docs/architecture.md, Adapters).
 
-An adapter is known by ``name@digest12``: the name that clients ask for and the first twelve hex digits of its content
-digest. New content under a name is another adapter that takes the name over.
+Only the values; the calls that carry them are in ``adapter_calls``. An adapter is known by ``name@digest12``: the name
+that clients ask for and the first twelve hex digits of its content digest. New content under a name is another adapter
+that takes the name over.
 """
 
 from enum import StrEnum
@@ -10,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.wire import Message
 
 ADAPTER_NAME: Final = r"^[A-Za-z0-9]([A-Za-z0-9._:/@-]*[A-Za-z0-9])?\Z"
 """The names that the LoRAAdapter definition allows, too."""
@@ -21,10 +23,6 @@ MOST_ADAPTERS: Final = 256
 DIGEST_SHOWN: Final = 12
 
 AdapterName = Annotated[str, msgspec.Meta(pattern=ADAPTER_NAME, max_length=LONGEST_NAME)]
-
-
-class AdapterMessage(msgspec.Struct, rename="camel", omit_defaults=False, kw_only=True, frozen=True):
-    """Base of the values here; the calls that carry them are in :mod:`~modelswap_engine.protocol.messages`."""
 
 
 def adapter_id(name: str, digest: str) -> str:
@@ -57,7 +55,7 @@ class OnIncompatible(StrEnum):
     UNLOAD = "Unload"
 
 
-class AdapterSource(AdapterMessage, frozen=True, kw_only=True):
+class AdapterSource(Message, frozen=True, kw_only=True):
     """An adapter's content: a place, and pins when they are not empty.
 
     Attributes:
@@ -75,7 +73,7 @@ class AdapterSource(AdapterMessage, frozen=True, kw_only=True):
     pinned: bool = False
 
 
-class AdapterChange(AdapterMessage, frozen=True, kw_only=True):
+class AdapterChange(Message, frozen=True, kw_only=True):
     """What a base swap does with adapters, in its own commit.
 
     ``sources`` are staged with the base; a name may occur once for each base digest, the entry of the new base is
@@ -86,7 +84,7 @@ class AdapterChange(AdapterMessage, frozen=True, kw_only=True):
     sources: Annotated[list[AdapterSource], msgspec.Meta(max_length=MOST_ADAPTERS)] = []
 
 
-class AdapterStatus(AdapterMessage, frozen=True, kw_only=True):
+class AdapterStatus(Message, frozen=True, kw_only=True):
     """One adapter's content.
 
     Attributes:
@@ -113,7 +111,7 @@ class AdapterStatus(AdapterMessage, frozen=True, kw_only=True):
     error: ErrorBody | None = None
 
 
-class AdapterRegistry(AdapterMessage, frozen=True, kw_only=True):
+class AdapterRegistry(Message, frozen=True, kw_only=True):
     """``GET /adapters``, and ``adapters`` of the state.
 
     Attributes:

@@ -20,6 +20,7 @@ from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.checkpoint.rules import invisible, shown
 from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotAllowed, SourceNotFound, SourceUnreadable
+from modelswap_engine.sources.adapter import LocalAdapter, open_adapter
 from modelswap_engine.sources.cache import ManifestCache
 from modelswap_engine.sources.local import LocalCheckpoint
 
@@ -74,6 +75,14 @@ class FileSource:
         if self._cache is not None:
             self._cache.put(directory, contents.stamps, manifest, read_at_ns=read_at_ns)
         return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
+
+    async def open_adapter(self, uri: str) -> LocalAdapter:
+        """Find the LoRA adapter at a URI; see :class:`sources.port.Source`."""
+        return await asyncio.to_thread(self._open_adapter, uri)
+
+    def _open_adapter(self, uri: str) -> LocalAdapter:
+        roots = tuple(root.resolve() for root in self._roots)
+        return open_adapter(self._directory(uri, roots), roots=roots)
 
     def _cached(self, contents: Contents) -> Manifest | None:
         kept = self._cache.get(contents.directory, contents.stamps) if self._cache is not None else None

@@ -4,11 +4,12 @@ The coordinator knows these two Protocols and no file system. A source hands out
 and promises no more than it can keep: bytes may still change under it, which is why every range carries its hash.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 
 
 class Resolved(Protocol):
@@ -47,6 +48,28 @@ class Resolved(Protocol):
         """
 
 
+class OpenedAdapter(Protocol):
+    """A LoRA adapter that was found: its config and its header were read, no bytes of its tensors."""
+
+    @property
+    def config(self) -> bytes:
+        """``adapter_config.json`` as it is."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorEntry]:
+        """Its tensors by name, hashes unknown."""
+
+    async def hash(self) -> dict[str, str]:
+        """Return name → sha256 of the bytes of every tensor.
+
+        Raises:
+            SourceChanged, SourceUnreadable: not now.
+        """
+
+    def range_of(self, entry: TensorEntry, *, sha256: str) -> TensorRange:
+        """Say where the bytes of a tensor are."""
+
+
 class Source(Protocol):
     """One kind of place."""
 
@@ -57,5 +80,13 @@ class Source(Protocol):
 
         Raises:
             SourceNotAllowed, SourceNotFound, UnsupportedFormat, InvalidCheckpoint, ManifestMismatch: refused.
+            SourceUnreadable, SourceChanged: not now.
+        """
+
+    async def open_adapter(self, uri: str) -> OpenedAdapter:
+        """Find the LoRA adapter at a URI and read its header.
+
+        Raises:
+            SourceNotAllowed, SourceNotFound, UnsupportedFormat, InvalidCheckpoint: refused.
             SourceUnreadable, SourceChanged: not now.
         """

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from modelswap_engine.protocol.errors import UnsupportedScheme
-from modelswap_engine.sources.port import Resolved, Source
+from modelswap_engine.sources.port import OpenedAdapter, Resolved, Source
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 
@@ -26,6 +26,17 @@ class Sources:
         Raises:
             UnsupportedScheme: no source knows the scheme; other errors are those of the source.
         """
+        return await self._of(uri).resolve(uri)
+
+    async def open_adapter(self, uri: str) -> OpenedAdapter:
+        """Open a LoRA adapter by the source of its URI's scheme.
+
+        Raises:
+            UnsupportedScheme: no source knows the scheme; other errors are those of the source.
+        """
+        return await self._of(uri).open_adapter(uri)
+
+    def _of(self, uri: str) -> Source:
         match = _SCHEME.match(uri)
         scheme = match[1].lower() if match else ""
         source = self._sources.get(scheme)
@@ -37,4 +48,4 @@ class Sources:
                 advice=f"use one of: {known}",
                 details={"scheme": scheme},
             )
-        return await source.resolve(uri)
+        return source
