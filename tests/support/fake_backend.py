@@ -68,7 +68,7 @@ class FakeBackend:
         self.violations: list[str] = []
         self.requests = 0
         self.limit = -1
-        self.modes = [TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.ABORT]
+        self.modes = [TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.ABORT]
         self.policies: list[RequestPolicy] = []
         self._clear()
 

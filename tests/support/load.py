@@ -23,6 +23,7 @@ class Answer:
     version: str = ""
     finish: str | None = None
     error: str = ""
+    error_body: dict[str, Any] = field(default_factory=dict)
     spans: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -69,6 +70,8 @@ async def ask(
             answer.error = "the stream ended without a finish reason"
     except openai.OpenAIError as error:
         answer.error = f"{type(error).__name__}: {error}"
+        body = getattr(error, "body", None)
+        answer.error_body = body if isinstance(body, dict) else {}
     return answer
 
 

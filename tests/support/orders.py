@@ -113,3 +113,11 @@ def ids(items: Sequence[Tokens]) -> list[int]:
 async def answer(backend: Backend, text: str, *, tokens: int = 16) -> list[int]:
     """Return the greedy answer to a text."""
     return ids(await collect(backend.generate(prompt(text, tokens=tokens))))
+
+
+async def take(stream: AsyncIterator[Tokens], count: int) -> list[Tokens]:
+    """Read a stream until it has given so many tokens."""
+    items: list[Tokens] = []
+    while len(ids(items)) < count:
+        items.append(await anext(stream))
+    return items

@@ -75,10 +75,15 @@ class StageRetained(Record, frozen=True, kw_only=True):
 
 
 class RequestPolicy(StrEnum):
-    """What a commit does with requests that are running in the engine."""
+    """What a commit does with requests that are running in the engine.
+
+    ``FREEZE`` keeps their keys and values, which the old weights made, and lets them go on with the new ones; nobody
+    else may ever use those.
+    """
 
     NONE_RUNNING = "NoneRunning"
     RECOMPUTE = "Recompute"
+    FREEZE = "Freeze"
     ABORT = "Abort"
 
 
@@ -136,7 +141,7 @@ class Sampling(Record, frozen=True, kw_only=True):
 
 
 class Generate(Record, frozen=True, kw_only=True):
-    """One prompt for the engine."""
+    """One prompt for the engine. ``adapter`` is the identity of the LoRA adapter to use, "" for the base model."""
 
     request_id: str
     prompt: tuple[int, ...]
@@ -144,6 +149,7 @@ class Generate(Record, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     eos: tuple[int, ...] = ()
     ignore_eos: bool = False
+    adapter: str = ""
 
 
 class FinishReason(StrEnum):

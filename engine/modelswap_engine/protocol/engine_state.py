@@ -34,12 +34,18 @@ class RankState(Message, frozen=True, kw_only=True):
 
 
 class MemoryState(Message, frozen=True, kw_only=True):
-    """Where the memory is, in bytes; ``limit`` and ``available`` are -1 when nothing bounds the process."""
+    """Where the memory is, in bytes; ``limit`` and ``available`` are -1 when nothing bounds the process.
+
+    Of the KV cache ``kv_free_bytes`` are free, and ``kv_cached_bytes`` belong to prefixes that no request uses now and
+    the next one with the same beginning may find.
+    """
 
     model_bytes: int = 0
     staged_bytes: int = 0
     previous_bytes: int = 0
     kv_cache_bytes: int = 0
+    kv_free_bytes: int = 0
+    kv_cached_bytes: int = 0
     rss_bytes: int = 0
     limit_bytes: int = -1
     available_bytes: int = -1

@@ -104,6 +104,8 @@ class SwapStatus(Message, frozen=True, kw_only=True):
         commit_window_microseconds: step boundary until the new tensors are live on all ranks (slowest rank).
         pause_seconds: closing the gate to opening it, what a new request waits at most.
         bytes_fetched: tensor bytes read from the source; headers and side files are in ``header_bytes``.
+        drained_requests: requests that a Drain waited for; ``recomputed_requests``, ``frozen_requests`` and
+            ``aborted_requests`` are the running ones that the commit met, by what it did with them.
     """
 
     operation_id: str
@@ -122,6 +124,8 @@ class SwapStatus(Message, frozen=True, kw_only=True):
     total_seconds: float | None = None
     drained_requests: int = 0
     recomputed_requests: int = 0
+    frozen_requests: int = 0
+    aborted_requests: int = 0
     commit_method: str = ""
     error: ErrorBody | None = None
     started_at: str = ""

@@ -29,6 +29,7 @@ MIB: Final = 1 << 20
 POLICIES: Final = {
     TrafficMode.DRAIN: RequestPolicy.NONE_RUNNING,
     TrafficMode.RECOMPUTE: RequestPolicy.RECOMPUTE,
+    TrafficMode.FREEZE: RequestPolicy.FREEZE,
     TrafficMode.ABORT: RequestPolicy.ABORT,
 }
 """What the engine is told about running requests, by mode; a mode that is not here has no way through this engine."""

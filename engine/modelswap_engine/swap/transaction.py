@@ -26,6 +26,12 @@ from modelswap_engine.swap.traffic import Window
 from modelswap_engine.swap.versions import Version
 
 _S = SwapState
+_MET: Final = {
+    RequestPolicy.RECOMPUTE: "recomputed_requests",
+    RequestPolicy.FREEZE: "frozen_requests",
+    RequestPolicy.ABORT: "aborted_requests",
+}
+"""Where a status counts the running requests that a commit met."""
 _NAMES_SHOWN: Final = 100  # of changed tensors, in a status; the plan itself names them all
 
 
@@ -228,9 +234,9 @@ def _staged(replies: Replies) -> dict[str, int]:
 
 
 def _committed(replies: Replies, policy: RequestPolicy) -> dict[str, float | int | str]:
-    recomputed = sum(reply.requests for reply in replies) if policy is RequestPolicy.RECOMPUTE else 0
+    met = {_MET[policy]: sum(reply.requests for reply in replies)} if policy in _MET else {}
     return {
         "commit_window_microseconds": max(reply.commit_microseconds for reply in replies),
         "commit_method": ",".join(sorted({reply.method for reply in replies})),
-        "recomputed_requests": recomputed,
+        **met,
     }

@@ -102,10 +102,11 @@ async def test_a_drain_that_takes_too_long_may_go_on_without_waiting(world, targ
     world.assert_serves(target)
 
 
-async def test_requests_cannot_be_continued_on_another_end_of_text(world):
+@pytest.mark.parametrize("mode", [TrafficMode.RECOMPUTE, TrafficMode.FREEZE])
+async def test_requests_cannot_be_continued_on_another_end_of_text(world, mode):
     config = b'{"architectures": ["Tiny"], "hidden_size": 4, "eos_token_id": 3}'
     target = world.publish("1.1", FakeCheckpoint(checkpoint(q=b"QQQQ").tensors, side={"config.json": config}))
-    refused = await world.swap(target, traffic=Traffic(mode=TrafficMode.RECOMPUTE))
+    refused = await world.swap(target, traffic=Traffic(mode=mode))
     assert refused.state is SwapState.ABORTED
     assert refused.error.code == "UnsupportedChange"
     old = await Client(world).arrive()
@@ -116,15 +117,23 @@ async def test_requests_cannot_be_continued_on_another_end_of_text(world):
     assert (await world.swap(target, "op-3")).state is SwapState.SERVING
 
 
-async def test_recompute_waits_only_for_those_in_admission(world, target):
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    [
+        (TrafficMode.RECOMPUTE, RequestPolicy.RECOMPUTE),
+        (TrafficMode.FREEZE, RequestPolicy.FREEZE),
+        (TrafficMode.ABORT, RequestPolicy.ABORT),
+    ],
+)
+async def test_modes_that_do_not_drain_wait_only_for_those_in_admission(world, target, mode, policy):
     streaming, admitting = await Client(world).arrive(), await Client(world).arrive(submitted=False)
-    status = await begin(world, target, traffic=Traffic(mode=TrafficMode.RECOMPUTE))
+    status = await begin(world, target, traffic=Traffic(mode=mode))
     assert status.state is SwapState.PAUSING
     assert "pause" not in world.backend.steps
     admitting.admission.submitted()
     status = await world.ended("op-1")
     assert status.state is SwapState.SERVING
-    assert world.backend.policies == [RequestPolicy.RECOMPUTE]
+    assert world.backend.policies == [policy]
     await streaming.end()
     await admitting.end()
 

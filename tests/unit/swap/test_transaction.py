@@ -350,13 +350,17 @@ async def test_a_failure_after_the_gate_opened_takes_nothing_back(world):
     world.assert_serves(target)
 
 
-async def test_recompute_says_so_to_the_engine_and_counts(world):
+@pytest.mark.parametrize(
+    ("mode", "counted"),
+    [(TrafficMode.RECOMPUTE, (3, 0, 0)), (TrafficMode.FREEZE, (0, 3, 0)), (TrafficMode.ABORT, (0, 0, 3))],
+)
+async def test_the_engine_is_told_the_mode_and_what_it_met_is_counted(world, mode, counted):
     world.backend.requests = 3
     target = world.publish("1.1", checkpoint(q=b"QQQQ"))
-    status = await world.swap(target, traffic=Traffic(mode=TrafficMode.RECOMPUTE))
+    status = await world.swap(target, traffic=Traffic(mode=mode))
     assert status.state is SwapState.SERVING
-    assert world.backend.policies == [RequestPolicy.RECOMPUTE]
-    assert status.recomputed_requests == 3
+    assert [policy.value for policy in world.backend.policies] == [mode.value]
+    assert (status.recomputed_requests, status.frozen_requests, status.aborted_requests) == counted
 
 
 async def test_strict_verification_is_asked_for(world):

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.limits import check_request
 from modelswap_engine.backends.embedded.process import CallOff, WorkerProcess
@@ -101,7 +103,7 @@ class EmbeddedBackend:
         return Capabilities(
             kind="embedded",
             version=f"transformers {importlib.metadata.version('transformers')}",
-            traffic_modes=[TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.ABORT],
+            traffic_modes=[TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.ABORT],
             rollback=True,
         )
 
@@ -141,6 +143,8 @@ class EmbeddedBackend:
             staged_bytes=sum(state.staged_bytes for state in states),
             previous_bytes=sum(state.previous_bytes for state in states),
             kv_cache_bytes=sum(state.kv_cache_bytes for state in states),
+            kv_free_bytes=sum(state.kv_free_bytes for state in states),
+            kv_cached_bytes=sum(state.kv_cached_bytes for state in states),
             rss_bytes=sum(state.rss_bytes for state in states),
         )
 
@@ -295,18 +299,7 @@ class EmbeddedBackend:
         key, stream = self._streams.open(
             request, abort=lambda request_id: worker.send(wire.Abort(request_id=request_id))
         )
-        worker.send(
-            wire.Submit(
-                request=Generate(
-                    request_id=key,
-                    prompt=request.prompt,
-                    max_new_tokens=request.max_new_tokens,
-                    sampling=request.sampling,
-                    eos=request.eos,
-                    ignore_eos=request.ignore_eos,
-                )
-            )
-        )
+        worker.send(wire.Submit(request=msgspec.structs.replace(request, request_id=key)))
         return stream
 
     def running(self) -> int:

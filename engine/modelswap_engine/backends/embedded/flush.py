@@ -45,6 +45,43 @@ def requeue(processor: Any) -> int:
     return len(active)
 
 
+def freeze(processor: Any) -> list[str]:
+    """Leave running requests their pages and hide all pages from everybody else; return who keeps pages.
+
+    Pages that nobody uses go back to the pool. Those in use go there when their requests end, because a page without a
+    key is never kept for others.
+
+    Raises:
+        Internal: pages are lost or counted twice afterwards; the cache cannot be trusted.
+    """
+    cache = processor.cache
+    cache.evict_cached_blocks()
+    for allocator in cache.cache_allocators.values():
+        allocator.ledger.hash_to_block.clear()
+        allocator.ledger.block_to_hash.clear()
+    held = sum(
+        len({page for table in allocator.block_table.values() for page in table}) * allocator.bytes_per_block
+        for allocator in cache.cache_allocators.values()
+    )
+    free, total = free_bytes(cache), cache.num_sectors * cache.bytes_per_sector
+    if free + held != total:
+        raise Internal(f"the KV cache does not add up: {free} bytes free and {held} in use, of {total}")
+    return list(processor.scheduler.active_requests)
+
+
+def free_bytes(cache: Any) -> int:
+    """Return what requests could take at once, without giving up pages that are kept for others."""
+    return int(cache.compute_free_capacity(relative=False))
+
+
+def cached_bytes(cache: Any) -> int:
+    """Return what is kept for others although no request uses it."""
+    return sum(
+        len(allocator.ledger.cached_blocks) * int(allocator.bytes_per_block)
+        for allocator in cache.cache_allocators.values()
+    )
+
+
 def empty_cache(processor: Any) -> None:
     """Forget every block and every prefix; nothing may be running any more.
 

@@ -15,6 +15,7 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 from modelswap_engine.backends.embedded import flush, sampler
+from modelswap_engine.backends.embedded.prefix import PrefixKeys
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import FinishReason, Generate, RequestPolicy, Tokens
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ModelswapError
@@ -31,6 +32,15 @@ class _Open:
 
     eos: frozenset[int]
     sent: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class KvSizes:
+    """Bytes of a KV cache: all of it, what is free, and what no request uses but is kept for others to find."""
+
+    total: int
+    free: int
+    cached: int
 
 
 class _Router(OutputRouter):
@@ -80,6 +90,8 @@ class Generator:
         self._warm = threading.Event()
         self._warm_error = ""
         self._manager: Any = _manager(model, settings, _Router(self._deliver))
+        self._prefixes = PrefixKeys(self._processor().cache, version=digest)
+        self._prefixes.bar([_WARM_UP])
 
     def start(self) -> None:
         """Start the loop and run a first request through it, so that the first user does not pay for it.
@@ -144,6 +156,8 @@ class Generator:
             self._warm.set()
             return
         finished = output.is_finished()
+        if finished:
+            self._prefixes.ended(output.request_id)
         with self._lock:
             entry = self._open.get(output.request_id)
             if entry is None:
@@ -196,11 +210,16 @@ class Generator:
             )
 
     def flush(self, policy: RequestPolicy) -> int:
-        """Empty the KV cache, after doing with running requests what the policy says; return how many that were.
+        """Let no old keys and values be found, after doing with running requests what the policy says.
 
-        Only legal while parked, and after :meth:`check`.
+        Only legal while parked, and after :meth:`check`. Returns how many running requests there were. The cache is
+        empty afterwards, but for the pages that frozen requests keep.
         """
         processor = self._processor()
+        frozen = flush.freeze(processor) if policy is RequestPolicy.FREEZE else []
+        self._prefixes.bar(frozen)
+        if policy is RequestPolicy.FREEZE:
+            return len(frozen)
         affected = self._abort_all(processor) if policy is RequestPolicy.ABORT else flush.requeue(processor)
         flush.empty_cache(processor)
         return affected
@@ -220,10 +239,15 @@ class Generator:
             raise Internal("the generation loop is not running")
         return processor
 
-    def kv_bytes(self) -> int:
-        """Return what the KV cache takes."""
+    def kv_sizes(self) -> KvSizes:
+        """Return what the KV cache takes, and how much of it is in use."""
         processor = self._manager.batch_processor
-        return 0 if processor is None else int(processor.cache.cache_tensor.nbytes)
+        if processor is None:
+            return KvSizes(total=0, free=0, cached=0)
+        cache = processor.cache
+        return KvSizes(
+            total=int(cache.cache_tensor.nbytes), free=flush.free_bytes(cache), cached=flush.cached_bytes(cache)
+        )
 
 
 def _finish_reason(output: GenerationOutput, eos: frozenset[int]) -> FinishReason:
@@ -252,6 +276,10 @@ def _manager(model: PreTrainedModel, settings: EmbeddedSettings, router: _Router
                     cpu_offload_space=0.0,
                 ),
             )
+            manager.output_router = router
+            manager.logit_processor = sampler.processors()
+            # The loop would do this as its first act; done here, the cache is there before anything can use it.
+            manager.batch_processor = manager._create_batch_processor()
     except ModelswapError:
         raise
     except Exception as error:
@@ -259,6 +287,4 @@ def _manager(model: PreTrainedModel, settings: EmbeddedSettings, router: _Router
             f"{type(model).__name__} cannot be run by continuous batching: {error}",
             advice="use a model with plain attention",
         ) from error
-    manager.output_router = router
-    manager.logit_processor = sampler.processors()
     return manager

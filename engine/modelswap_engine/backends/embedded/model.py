@@ -80,11 +80,14 @@ def memory_of(model: LoadedModel | None) -> MemoryState:
     if model is None:
         return MemoryState(rss_bytes=_resident_bytes())
     sizes = model.updater.sizes()
+    kv = model.generator.kv_sizes()
     return MemoryState(
         model_bytes=sizes.live,
         staged_bytes=sizes.staged,
         previous_bytes=sizes.previous,
-        kv_cache_bytes=model.generator.kv_bytes(),
+        kv_cache_bytes=kv.total,
+        kv_free_bytes=kv.free,
+        kv_cached_bytes=kv.cached,
         rss_bytes=_resident_bytes(),
     )
 

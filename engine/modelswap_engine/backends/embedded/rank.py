@@ -68,6 +68,7 @@ class Rank:
         self._lease: PauseLease | None = None
         self._expired: str = ""
         self._unproven = False
+        self._policy = RequestPolicy.NONE_RUNNING
         self._staging = Staging(bytes_per_second=settings.stage_bytes_per_second, niceness=settings.stage_niceness)
 
     # Control calls. The lock is there for the one other thread that acts: an expiring pause.
@@ -185,13 +186,13 @@ class Rank:
             raise
 
     def commit(self, operation_id: str, policy: RequestPolicy) -> Reply:
-        """Move the pointers and empty the KV cache; the window holds nothing else."""
+        """Move the pointers and let no old keys and values be found; the window holds nothing else."""
         with self._busy:
             self._faults.hit("commit")
             self._paused(operation_id)
             model = self._loaded()
             model.generator.check(policy)
-            self._unproven = True
+            self._unproven, self._policy = True, policy
             started = time.perf_counter_ns()
             model.updater.commit(operation_id)
             requests = model.generator.flush(policy)
@@ -233,9 +234,11 @@ class Rank:
 
     def _undo(self, model: LoadedModel, operation_id: str) -> int:
         self._faults.hit("rollback")
-        model.generator.check(RequestPolicy.RECOMPUTE)
+        # Frozen requests made no step on the new weights: what they kept is what the old ones made, and right again.
+        policy = RequestPolicy.FREEZE if self._policy is RequestPolicy.FREEZE else RequestPolicy.RECOMPUTE
+        model.generator.check(policy)
         model.updater.rollback(operation_id)
-        requests = model.generator.flush(RequestPolicy.RECOMPUTE)
+        requests = model.generator.flush(policy)
         self._unproven = False
         return requests
 

@@ -6,6 +6,7 @@ Knows no process; whoever owns the streams delivers to them and is told when a c
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from modelswap_engine.backends.embedded.wire import request_key
 from modelswap_engine.backends.port import FinishReason, Generate, Tokens
 
 
@@ -55,7 +56,7 @@ class Streams:
     def open(self, request: Generate, *, abort: Callable[[str], None]) -> tuple[str, TokenStream]:
         """Open a stream; return the worker's id for it and the stream. ``abort`` is called when it is abandoned."""
         self._count += 1
-        key = f"{self._count}"
+        key = request_key(self._count, request.adapter)
 
         def abandoned(_: TokenStream) -> None:
             if self._open.pop(key, None) is not None:

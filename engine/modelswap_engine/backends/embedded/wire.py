@@ -218,6 +218,16 @@ _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
+def request_key(number: int, adapter: str) -> str:
+    """Return the id under which the workers know a request; it says which adapter computes it, on every rank."""
+    return f"{number}@{adapter}"
+
+
+def adapter_of(key: str) -> str:
+    """Return the adapter's identity that an id says; "" is the base model."""
+    return key.partition("@")[2]
+
+
 def frame(message: Order | Event) -> bytes:
     """Return a message as it goes over the socket."""
     body = _encoder.encode(message)
