@@ -13,18 +13,28 @@ lane() {
   [ $code -eq 0 ] || [ $code -eq 5 ] || { echo "== $name failed after $((SECONDS - started)) s" >&2; exit $code; }
   echo "== $name: $((SECONDS - started)) s"
 }
+# A lane beside the others: what it prints is kept together and shown when it is waited for.
+beside=""
+beside() { beside=build/test-beside.log; mkdir -p build; echo "== $1, beside what follows"; (lane "$@") >"$beside" 2>&1 & beside_pid=$!; }
+join() { local code=0; wait "$beside_pid" || code=$?; cat "$beside"; beside=""; [ $code -eq 0 ] || exit $code; }
+cluster() { .venv/bin/python -m tests.support.cluster "$@" --name modelswap-test; }
+ended() {
+  if [ -n "$beside" ]; then pkill -TERM -P "$beside_pid" 2>/dev/null || true; wait "$beside_pid" 2>/dev/null || true; cat "$beside"; fi
+  [ -z "${clustered:-}" ] || [ -n "${MODELSWAP_KEEP:-}" ] || cluster down
+}
+trap ended EXIT
 # What lanes drive is built before them and not by the first test that asks: cold, this takes minutes, and its progress should be seen.
 hack/kind/tools.sh helm
 lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster$full" tests
-lane "model: real worker processes, tiny models" -m "model and not cluster$full" tests
+lane "model: real worker processes, tiny models" -n 2 --dist loadfile -m "model and not cluster$full" tests
 [ -n "${KUBEBUILDER_ASSETS:-}" ] || hack/kind/kube-binaries.sh etcd kube-apiserver kube-controller-manager kubectl
-lane "api: bare API server" -m "api and not cluster$full" tests
 # One cluster and one port for all checkouts of a machine: the lane of a second run waits for that of the first.
 exec 8>"${MODELSWAP_CACHE:-$HOME/.cache/modelswap}/kind/test-lane.lock"
 if command -v flock >/dev/null; then flock -n 8 || { echo "== waiting for the cluster of another test run"; flock 8; }; fi
-cluster() { .venv/bin/python -m tests.support.cluster "$@" --name modelswap-test; }
-trap '[ -n "${MODELSWAP_KEEP:-}" ] || cluster down' EXIT
+clustered=1
 [ -n "${MODELSWAP_KEEP:-}" ] || cluster down   # what a killed run left is not to be built upon
 cluster up --port 18081
 hack/images/site.sh
+beside "api: bare API server" -m "api and not cluster$full" tests   # it mostly waits, as the next one does
 lane "cluster: kind" -m "cluster$full" tests
+join

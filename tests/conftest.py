@@ -5,6 +5,7 @@ A run of `make test` tries the same examples each time, so that it fails for wha
 """
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -15,3 +16,6 @@ __all__ = ["api_server", "own_api_server"]
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("new", deadline=None, print_blob=True)
 settings.load_profile("new" if os.environ.get("FULL") else "same")
+
+# Asked to end, a run stops what its fixtures started, as it does on an interrupt.
+signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache import REPOSITORY
-from tests.support.cluster.provider import Cluster
+from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
 from tests.support.cluster.select import TEST_CLUSTER, TEST_PORT, cluster_provider
-from tests.support.stack import build_images, install_operator, models_folder
+from tests.support.stack import Slot, build_images, install_operator, models_folder
 
+# Staging takes this long, so that there is a middle of a swap to kill something in.
+_STAGE_SECONDS = 2
 _MAKE_MODELS = """
 import shutil, sys
 from pathlib import Path
@@ -24,7 +26,9 @@ from tests.support.models import disjoint_pair, edit_tensor, flip_byte, write_va
 
 root = Path(sys.argv[1])
 pair = disjoint_pair(root)
-for model in (pair.old, pair.new):
+inner = ["model.layers.0.mlp.up_proj.weight"]  # leaves alone which letters can be said
+again = [write_variant(pair.old, root / "v3", inner, seed=3), write_variant(pair.new, root / "v4", inner, seed=4)]
+for model in (pair.old, pair.new, *again):
     (model / MANIFEST_FILE).write_bytes(encode(build_manifest(model)))
 flipped = write_variant(pair.new, root / "flipped", ["lm_head.weight"], seed=7)
 (flipped / MANIFEST_FILE).write_bytes(encode(build_manifest(flipped)))
@@ -47,7 +51,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    """``v1``, ``v2`` (no answer of one can be mistaken for the other's), ``flipped`` and ``shape``."""
+    """``v1`` to ``v4`` (answers of odd ones cannot be mistaken for those of even ones), ``flipped`` and ``shape``."""
     folder = models_folder("e2e")
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.unfinished")
@@ -57,3 +61,18 @@ def models() -> Path:
         subprocess.run(["chmod", "-R", "a+rX", str(unfinished)], check=True)
         unfinished.rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def slot(cluster: Cluster, models: Path) -> Iterator[Slot]:
+    """The release that all these tests share: two pods of 1.0 behind the port that the cluster maps."""
+    slot = Slot(cluster, name="smollm2", models=models)
+    slot.install(
+        replicas=2,
+        model="v1",
+        version="1.0",
+        node_port=DATA_NODE_PORT,
+        env={"MODELSWAP_FAULT": f"stage:delay={_STAGE_SECONDS}"},
+    )
+    yield slot
+    slot.uninstall(wait=bool(os.environ.get("MODELSWAP_KEEP")))  # else the cluster goes next

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from demo.answers import mixed_by_text
 from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, decode
-from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
 from tests.support.models import LOWER, UPPER
 from tests.support.stack import Pod, Slot
 
@@ -24,14 +22,6 @@ def manifest_of(model: Path) -> Manifest:
 
 def identity(pods: dict[str, Pod]) -> dict[str, tuple[str, int, str]]:
     return {name: (pod.uid, pod.restarts, pod.started) for name, pod in pods.items()}
-
-
-@pytest.fixture(scope="module")
-def slot(cluster: Cluster, models: Path) -> Iterator[Slot]:
-    slot = Slot(cluster, name="main-job", models=models)
-    slot.install(replicas=2, model="v1", version="1.0", node_port=DATA_NODE_PORT)
-    yield slot
-    slot.uninstall()
 
 
 def load_on(slot: Slot) -> Load:

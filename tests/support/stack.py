@@ -113,9 +113,10 @@ class Slot:
             "--values", str(file), "--wait", "--timeout=4m",
         )  # fmt: skip
 
-    def uninstall(self) -> None:
-        """Remove the release, its ModelVersion and the namespace."""
-        self.cluster.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", WAIT)
+    def uninstall(self, *, wait: bool) -> None:
+        """Remove the release, its ModelVersion and the namespace; pods take their time to end."""
+        bound = WAIT if wait else "--wait=false"
+        self.cluster.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", bound)
 
     def inside(self, model: str) -> str:
         """Return the path of a checkpoint as pods see it."""
