@@ -13,20 +13,29 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCABULARY = 264
@@ -152,6 +161,74 @@ def tiny_mixtral(directory: Path, *, seed: int = 0, layers: int = 2, experts: in
     return _save(lambda: MixtralForCausalLM(config), directory, seed=seed, dtype=dtype, shard="1GB")
 
 
+_SHARED = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": EOS_ID,
+}
+
+
+def tiny_qwen3(directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+    """Write a Qwen3: norms on queries and keys; output head tied to the embedding."""
+    config = Qwen3Config(**_SHARED, head_dim=16, tie_word_embeddings=True)
+    return _save(lambda: Qwen3ForCausalLM(config), directory, seed=seed, dtype=dtype, shard="1GB")
+
+
+def tiny_gemma3(directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+    """Write a text-only Gemma 3: four norms a layer, sliding windows, scaled and tied embedding."""
+    config = Gemma3TextConfig(**_SHARED, head_dim=16, sliding_window=32)
+    return _save(lambda: Gemma3ForCausalLM(config), directory, seed=seed, dtype=dtype, shard="1GB")
+
+
+def tiny_phi3(directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+    """Write a Phi-3: q, k and v are one checkpoint tensor, gate and up another."""
+    config = Phi3Config(**_SHARED, pad_token_id=0)
+    return _save(lambda: Phi3ForCausalLM(config), directory, seed=seed, dtype=dtype, shard="1GB")
+
+
+def tiny_qwen3_moe(directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+    """Write a Qwen3-MoE: the experts of a layer are many checkpoint tensors and two runtime parameters."""
+    config = Qwen3MoeConfig(**_SHARED, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    return _save(lambda: Qwen3MoeForCausalLM(config), directory, seed=seed, dtype=dtype, shard="1GB")
+
+
+def tiny_sharded_llama(directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+    """Write a Llama whose tensors are spread over several files."""
+    return tiny_llama(directory, seed=seed, layers=2, dtype=dtype, shard="100KB")
+
+
+FAMILIES: dict[str, Callable[..., Path]] = {
+    "llama": tiny_llama,
+    "llama, sharded": tiny_sharded_llama,
+    "qwen2": tiny_qwen2,
+    "qwen3": tiny_qwen3,
+    "gemma3": tiny_gemma3,
+    "phi3": tiny_phi3,
+    "gpt2": tiny_gpt2,
+    "mixtral": tiny_mixtral,
+    "qwen3-moe": tiny_qwen3_moe,
+}
+"""One maker for each way in which checkpoint tensors become parameters."""
+
+
+def reshard(base: Path, out: Path, *, shard: str) -> Path:
+    """Write the same tensors spread over files in another way."""
+    shutil.copytree(base, out, ignore=shutil.ignore_patterns("*.safetensors", INDEX, "modelswap.manifest.json"))
+    tensors = {name: tensor for file in sorted(base.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    split = split_torch_state_dict_into_shards(tensors, max_shard_size=shard)
+    for file_name, names in split.filename_to_tensors.items():
+        save_file({name: tensors[name] for name in names}, out / file_name, {"format": "pt"})
+    if split.is_sharded:
+        (out / INDEX).write_text(json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}))
+    return out
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """Two versions of one model; see :func:`disjoint_pair`."""
@@ -219,6 +296,23 @@ def write_variant(base: Path, out: Path, names: Iterable[str], *, seed: int) -> 
         save_file(tensors, file, {"format": "pt"})
     if wanted:
         raise KeyError(f"not in {base}: {sorted(wanted)}")
+    return out
+
+
+def narrow(base: Path, out: Path, *, kind: str) -> Path:
+    """Copy a checkpoint with its linear weights stored as eight-bit floats."""
+    shutil.copytree(base, out, ignore=shutil.ignore_patterns("modelswap.manifest.json"))
+    tensors = load_file(out / WEIGHTS)
+    dtype = getattr(torch, kind)
+    _rewrite(out, {name: tensor.to(dtype) if "proj" in name else tensor for name, tensor in tensors.items()})
+    return out
+
+
+def write_both_tied(base: Path, out: Path) -> Path:
+    """Copy a checkpoint with a tied head, and write the head beside the embedding too, as some tools do."""
+    shutil.copytree(base, out, ignore=shutil.ignore_patterns("modelswap.manifest.json"))
+    tensors = load_file(out / WEIGHTS)
+    _rewrite(out, {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
     return out
 
 

@@ -1,7 +1,6 @@
 """Hashes live tensors in checkpoint coordinates, beside running decoding.
 
-The interpreter lock is free while bytes are hashed; two threads are enough to keep a disk-sized model to seconds
-without taking all cores from the engine.
+The interpreter lock is free while bytes are hashed, so the speed is that of SHA-256 times the threads.
 """
 
 import hashlib
@@ -12,13 +11,14 @@ from typing import Final
 import torch
 
 from modelswap_engine.weights.mapping import Group, Loader
-from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.pace import Crew, Pace, cores
 
-THREADS: Final = 2
 _EXACT: Final[dict[torch.dtype, frozenset[torch.dtype]]] = {
     torch.bfloat16: frozenset({torch.float32, torch.float64}),
     torch.float16: frozenset({torch.float32, torch.float64}),
     torch.float32: frozenset({torch.float64}),
+    torch.float8_e4m3fn: frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64}),
+    torch.float8_e5m2: frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64}),
 }
 """Source dtype → live dtypes that hold every value of it, so that casting back gives the very bytes."""
 
@@ -36,17 +36,25 @@ def hash_groups(
     dtypes: Mapping[str, torch.dtype],
     *,
     pace: Pace,
+    threads: int = 0,
 ) -> tuple[dict[str, str], int]:
     """Return name → sha256 for the checkpoint tensors that can be had back, and how many bytes were hashed.
 
-    ``live`` maps every runtime name to its tensor; ``dtypes`` are the checkpoint's. ``pace`` is asked
-    before each tensor.
+    Args:
+        groups: which tensors.
+        loader: the engine's rules.
+        live: every runtime name's tensor.
+        dtypes: of the checkpoint's tensors.
+        pace: asked before each tensor.
+        threads: 0 means one per usable core; they have the priority of the caller's.
 
     Raises:
         Cancelled: ``pace`` was cancelled.
     """
     hashes: dict[str, str] = {}
     total = 0
+
+    crew = Crew(pace)
 
     def one(group: Group) -> tuple[dict[str, str], int]:
         found: dict[str, str] = {}
@@ -56,15 +64,23 @@ def hash_groups(
             for name, tensor in exported.items():
                 original = restore_dtype(tensor, dtypes[name])
                 if original is not None:
-                    pace.spend(original.nbytes)
+                    crew.spend(original.nbytes)
                     found[name] = sha256_of(original)
                     size += original.nbytes
         return found, size
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="hash") as pool:
-        for found, size in pool.map(one, groups):
-            hashes |= found
-            total += size
+    def weight(group: Group) -> int:
+        return sum(live[name].nbytes for name in group.slots)
+
+    # The largest first, so that no thread is left alone with one at the end.
+    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="hash") as pool:
+        try:
+            for found, size in pool.map(one, sorted(groups, key=weight, reverse=True)):
+                hashes |= found
+                total += size
+        except BaseException:
+            crew.cancel()
+            raise
     return hashes, total
 
 

@@ -23,6 +23,7 @@ class Pace:
         self._rate = bytes_per_second
         self._clock = clock
         self._due = 0.0
+        self._lock = threading.Lock()
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
@@ -30,19 +31,42 @@ class Pace:
         self._cancelled.set()
 
     def spend(self, nbytes: int) -> None:
-        """Account for ``nbytes`` and wait until they are due.
+        """Account for ``nbytes`` and wait until they are due; threads that share a pace share its rate.
 
         Raises:
             Cancelled: :meth:`cancel` was called.
         """
         wait = 0.0
         if self._rate:
-            now = self._clock()
-            self._due = max(self._due, now) + nbytes / self._rate
-            # Waits shorter than a scheduler tick are collected instead of slept.
-            wait = self._due - now
+            with self._lock:
+                now = self._clock()
+                self._due = max(self._due, now) + nbytes / self._rate
+                # Waits shorter than a scheduler tick are collected instead of slept.
+                wait = self._due - now
         if self._cancelled.wait(wait) if wait > 0.005 else self._cancelled.is_set():
             raise Cancelled("the work was cancelled before it had gone through all tensors")
+
+
+class Crew(Pace):
+    """The pace of some threads that work for one call: cancelled when one of them fails, without ending the whole."""
+
+    def __init__(self, whole: Pace) -> None:
+        super().__init__()
+        self._whole = whole
+
+    def spend(self, nbytes: int) -> None:
+        """Account for ``nbytes`` with everybody who shares the pace.
+
+        Raises:
+            Cancelled: the whole, or this crew, was told to end.
+        """
+        super().spend(0)
+        self._whole.spend(nbytes)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def lower_priority(niceness: int) -> None:

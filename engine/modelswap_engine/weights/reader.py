@@ -9,23 +9,23 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import torch
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.protocol.errors import (
-    ChecksFailed,
     InvalidCheckpoint,
     ManifestMismatch,
     SourceUnreadable,
     UnsupportedFormat,
 )
-from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.finite import FiniteCheck, not_finite
+from modelswap_engine.weights.pace import Crew, Pace, cores
 
 CHUNK: Final = 1 << 20
-_FINITE_CHUNK: Final = 1 << 22
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 DTYPES: Final[dict[str, torch.dtype]] = {
@@ -79,21 +79,24 @@ def check_shape(wanted: TensorRange) -> None:
 
 
 def read_tensor(wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
-    """Copy one tensor out of its file and prove its hash.
+    """Copy one tensor out of its file, prove its hash and that its values are finite, all in one pass.
 
     Raises:
         ManifestMismatch: the bytes hash to something else than ``wanted.sha256``.
+        ChecksFailed: the bytes are the promised ones, and hold a NaN or an infinity.
         InvalidCheckpoint: the file ends early, or shape and size disagree.
         SourceUnreadable: the file cannot be opened or read.
         Cancelled: ``pace`` was cancelled.
     """
     check_shape(wanted)
+    dtype = dtype_of(wanted)
     raw = torch.empty(wanted.nbytes, dtype=torch.uint8)
-    digest = hashlib.sha256()
+    digest, finite = hashlib.sha256(), FiniteCheck(dtype)
     try:
         with _descriptor(wanted.path) as file:
             for piece in _pieces(file, raw.numpy().data, wanted):
                 digest.update(piece)
+                finite.see(piece)
                 pace.spend(len(piece))
     except OSError as error:
         raise SourceUnreadable(
@@ -108,7 +111,9 @@ def read_tensor(wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
             advice="the file was damaged or changed after its manifest was made; copy it again or rebuild the manifest",
             details={"tensor": wanted.name, "expected": wanted.sha256, "actual": actual, "path": wanted.path},
         )
-    return raw.view(dtype_of(wanted)).reshape(wanted.shape)
+    if not finite.finite:
+        raise not_finite(wanted.name)
+    return raw.view(dtype).reshape(wanted.shape)
 
 
 @contextlib.contextmanager
@@ -125,45 +130,51 @@ def _descriptor(path: str) -> Iterator[int]:
 
 
 def _pieces(descriptor: int, target: memoryview, wanted: TensorRange) -> Iterator[memoryview]:
-    done = 0
-    while done < len(target):
-        count = os.preadv(descriptor, [target[done : done + CHUNK]], wanted.offset + done)
-        if count == 0:
-            raise InvalidCheckpoint(
-                f"tensor {wanted.name}: {wanted.path} ends {len(target) - done} bytes early",
-                advice="the file is truncated; copy it again",
-                details={"tensor": wanted.name, "path": wanted.path},
-            )
-        yield target[done : done + count]
-        done += count
+    """Fill the target; yield each piece when it is there, while the processor still has it at hand."""
+    for begin in range(0, len(target), CHUNK):
+        piece = target[begin : begin + CHUNK]
+        done = 0
+        while done < len(piece):
+            count = os.preadv(descriptor, [piece[done:]], wanted.offset + begin + done)
+            if count == 0:
+                raise InvalidCheckpoint(
+                    f"tensor {wanted.name}: {wanted.path} ends {len(target) - begin - done} bytes early",
+                    advice="the file is truncated; copy it again",
+                    details={"tensor": wanted.name, "path": wanted.path},
+                )
+            done += count
+        yield piece
 
 
-def check_finite(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a floating tensor with a NaN or an infinity; looked at in pieces, to bound the temporary memory.
+def read_all(wanted: Iterable[TensorRange], *, pace: Pace, threads: int = 0) -> dict[str, torch.Tensor]:
+    """Read and prove tensors, several at a time, the largest first.
+
+    Args:
+        wanted: the tensors.
+        pace: of all threads together.
+        threads: 0 means one per usable core.
 
     Raises:
-        ChecksFailed: names the tensor.
+        ModelswapError: of :func:`read_tensor`; the other reads end at their next piece.
     """
-    if not tensor.is_floating_point():
-        return
-    flat = tensor.reshape(-1)
-    for begin in range(0, flat.numel(), _FINITE_CHUNK):
-        piece = flat[begin : begin + _FINITE_CHUNK]
-        # The eight-bit types have no reduction of their own on the CPU.
-        values = piece if piece.dtype.itemsize > 1 else piece.to(torch.float32)
-        if not bool(torch.isfinite(values).all()):
-            raise ChecksFailed(
-                f"tensor {name} holds values that are not finite",
-                advice="the training run that wrote this version diverged; choose an earlier one",
-                details={"tensor": name},
-            )
+    order = sorted(wanted, key=lambda item: item.nbytes, reverse=True)
+    with reading(pace=pace, threads=threads) as read:
+        futures = [read(item) for item in order]
+        return {item.name: future.result() for item, future in zip(order, futures, strict=True)}
 
 
-def read_group(wanted: Iterable[TensorRange], *, pace: Pace) -> dict[str, torch.Tensor]:
-    """Read, prove and check the tensors of one fusion group."""
-    tensors: dict[str, torch.Tensor] = {}
-    for item in wanted:
-        tensor = read_tensor(item, pace=pace)
-        check_finite(item.name, tensor)
-        tensors[item.name] = tensor
-    return tensors
+@contextlib.contextmanager
+def reading(*, pace: Pace, threads: int = 0) -> Iterator[Callable[[TensorRange], Future[torch.Tensor]]]:
+    """Offer a call that reads a tensor in a thread beside others; an error inside the context ends them all.
+
+    The threads have the priority of the one that enters. Hashing, reading and looking at values release the
+    interpreter lock, so the speed is that of one thread times their number.
+    """
+    crew = Crew(pace)
+    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="read") as pool:
+        try:
+            yield lambda item: pool.submit(read_tensor, item, pace=crew)
+        except BaseException:
+            crew.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

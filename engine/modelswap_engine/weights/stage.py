@@ -3,7 +3,10 @@
 Touches nothing that is live; when it raises, nothing of it is left.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Final
 
 import torch
 
@@ -12,7 +15,9 @@ from modelswap_engine.protocol.errors import IncompatibleModel
 from modelswap_engine.weights.live import LiveTable
 from modelswap_engine.weights.mapping import Group, Loader
 from modelswap_engine.weights.pace import Pace
-from modelswap_engine.weights.reader import check_shape, dtype_of, read_group
+from modelswap_engine.weights.reader import check_shape, dtype_of, reading
+
+_AHEAD: Final = 256 << 20
 
 
 def touched_groups(
@@ -59,15 +64,59 @@ def _same_kind(item: TensorRange, known: torch.Tensor) -> None:
     )
 
 
-def build_group(
-    group: Group, members: Sequence[TensorRange], loader: Loader, table: LiveTable, *, pace: Pace
+def build_groups(
+    touched: Sequence[tuple[Group, list[TensorRange]]],
+    loader: Loader,
+    table: LiveTable,
+    *,
+    pace: Pace,
+    threads: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """Read one group and return its runtime tensors by slot.
+    """Read groups and return their runtime tensors by slot; the largest group is read first.
+
+    Reading runs ahead of building by a bounded number of bytes, so that of what is fused on the way only a little is
+    in memory twice.
+
+    Raises:
+        ModelswapError: of :mod:`~modelswap_engine.weights.reader` and :func:`assemble`.
+    """
+    made: dict[str, torch.Tensor] = {}
+    waiting: deque[tuple[Group, dict[str, Future[torch.Tensor]], int]] = deque()
+    ahead = 0
+    with reading(pace=pace, threads=threads) as read:
+        for group, members in sorted(touched, key=lambda item: _nbytes(item[1]), reverse=True):
+            waiting.append((group, {member.name: read(member) for member in members}, _nbytes(members)))
+            ahead += waiting[-1][2]
+            while ahead > _AHEAD and len(waiting) > 1:
+                ahead -= _finish(waiting.popleft(), made, loader, table)
+        while waiting:
+            _finish(waiting.popleft(), made, loader, table)
+    return made
+
+
+def _finish(
+    entry: tuple[Group, dict[str, Future[torch.Tensor]], int],
+    made: dict[str, torch.Tensor],
+    loader: Loader,
+    table: LiveTable,
+) -> int:
+    group, futures, nbytes = entry
+    made.update(assemble(group, {name: future.result() for name, future in futures.items()}, loader, table))
+    return nbytes
+
+
+def _nbytes(members: Sequence[TensorRange]) -> int:
+    return sum(member.nbytes for member in members)
+
+
+def assemble(
+    group: Group, tensors: Mapping[str, torch.Tensor], loader: Loader, table: LiveTable
+) -> dict[str, torch.Tensor]:
+    """Put the checkpoint tensors of one whole group into runtime layout; return the runtime tensors by slot.
 
     Raises:
         IncompatibleModel: tied tensors disagree, or the result does not fit its slot.
     """
-    tensors = read_group(members, pace=pace)
     made: dict[str, torch.Tensor] = {}
     origin: dict[str, str] = {}
     for part in group.parts:
@@ -75,7 +124,7 @@ def build_group(
         for target, tensor in built.items():
             slot = table.slot_of(target).name
             ready = table.check(target, tensor)
-            if slot in made and not _same_bytes(made[slot], ready):
+            if slot in made and not same_bytes(made[slot], ready):
                 raise IncompatibleModel(
                     f"tensors {origin[slot]} and {part.sources[0]} are tied in this model, but differ",
                     advice="save the checkpoint with equal tensors, or with only one of them",
@@ -92,5 +141,6 @@ def build_group(
     return made
 
 
-def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors of one shape and dtype are the same byte for byte; compared where they are."""
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

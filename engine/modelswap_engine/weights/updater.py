@@ -19,7 +19,7 @@ from modelswap_engine.weights.live import LiveTable, storage_bytes
 from modelswap_engine.weights.mapping import Group, Loader, fuse
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.reader import dtype_of
-from modelswap_engine.weights.stage import build_group, touched_groups
+from modelswap_engine.weights.stage import build_groups, touched_groups
 from modelswap_engine.weights.version import Change, Staged, Version, plan_change
 
 
@@ -54,6 +54,7 @@ class WeightUpdater:
         digest: of the live version.
         checkpoint: all tensors of the live version.
         midway: called after the first pointer of a commit has moved; tests break off here.
+        threads: how many read and hash at a time; 0 means one per usable core.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class WeightUpdater:
         digest: str,
         checkpoint: Sequence[TensorRange],
         midway: Callable[[], None] = lambda: None,
+        threads: int = 0,
     ) -> None:
         self._table = LiveTable(module)
         self._loader = loader
         self._midway = midway
+        self._threads = threads
         self._shapes = meta_tensors(checkpoint)
         self.groups = fuse(loader.plan(self._shapes), self._table)
         self._home: dict[str, Group] = {name: group for group in self.groups for name in group.sources}
@@ -135,14 +138,11 @@ class WeightUpdater:
             self._previous = None
 
     def _read(self, order: Stage, pace: Pace) -> Staged:
-        tensors: dict[str, torch.Tensor] = {}
-        hashes: dict[str, str] = {}
-        fetched = 0
-        for group, members in touched_groups(order.tensors, self._home, self._shapes):
-            tensors |= build_group(group, members, self._loader, self._table, pace=pace)
-            hashes |= {member.name: member.sha256 for member in members}
-            fetched += sum(member.nbytes for member in members)
-        version = Version(digest=order.digest, tensors=tensors, hashes=hashes)
+        touched = touched_groups(order.tensors, self._home, self._shapes)
+        tensors = build_groups(touched, self._loader, self._table, pace=pace, threads=self._threads)
+        read = [member for _, members in touched for member in members]
+        version = Version(digest=order.digest, tensors=tensors, hashes={member.name: member.sha256 for member in read})
+        fetched = sum(member.nbytes for member in read)
         return Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
 
     def stage_retained(self, order: StageRetained) -> Staged:
@@ -282,7 +282,7 @@ class WeightUpdater:
             Cancelled: ``pace`` was cancelled.
         """
         dtypes = {name: tensor.dtype for name, tensor in self._shapes.items()}
-        return hash_groups(groups, self._loader, snapshot.tensors, dtypes, pace=pace or Pace())
+        return hash_groups(groups, self._loader, snapshot.tensors, dtypes, pace=pace or Pace(), threads=self._threads)
 
     def sizes(self) -> Sizes:
         """Return what the versions hold in bytes."""

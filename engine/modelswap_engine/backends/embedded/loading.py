@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,10 +28,9 @@ from modelswap_engine.protocol.errors import IncompatibleModel, InvalidCheckpoin
 from modelswap_engine.weights.live import LiveTable
 from modelswap_engine.weights.mapping import Part, fuse
 from modelswap_engine.weights.pace import Pace
-from modelswap_engine.weights.reader import check_finite, dtype_of, read_tensor
+from modelswap_engine.weights.reader import dtype_of, read_all
 from modelswap_engine.weights.updater import meta_tensors
 
-_READERS: Final = 2
 _ATTENTION: Final = "sdpa"
 
 
@@ -151,7 +149,7 @@ def build_model(directory: str, checkpoint: Sequence[TensorRange], *, pace: Pace
     _check_fit(skeleton, checkpoint)
     kind: Any = type(skeleton)
     del skeleton
-    tensors = _read_all(checkpoint, pace=pace)
+    tensors = read_all(checkpoint, pace=pace)
     try:
         loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
             None,
@@ -213,16 +211,6 @@ def _dominant_dtype(checkpoint: Sequence[TensorRange]) -> torch.dtype:
             advice="save the checkpoint in one of these dtypes",
         )
     return sizes.most_common(1)[0][0]
-
-
-def _read_all(checkpoint: Sequence[TensorRange], *, pace: Pace) -> dict[str, torch.Tensor]:
-    def one(item: TensorRange) -> tuple[str, torch.Tensor]:
-        tensor = read_tensor(item, pace=pace)
-        check_finite(item.name, tensor)
-        return item.name, tensor
-
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as pool:
-        return dict(pool.map(one, checkpoint))
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:

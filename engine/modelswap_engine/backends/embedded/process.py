@@ -36,6 +36,8 @@ _OFFLINE: Final = {
     "OMP_WAIT_POLICY": "PASSIVE",
     # Threads come and go with each staging; without a bound each could leave an arena of freed memory behind.
     "MALLOC_ARENA_MAX": "4",
+    # Fresh memory in large pages: faulting in small ones takes as long as hashing what is read into them.
+    "THP_MEM_ALLOC_ENABLE": "1",
 }
 
 
