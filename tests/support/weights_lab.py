@@ -61,6 +61,9 @@ class LabLoader:
     def plan(self, checkpoint: Mapping[str, torch.Tensor]) -> Sequence[Part]:
         return [part for part in PARTS if set(part.sources) <= checkpoint.keys()]
 
+    def slice(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
     def build(self, part: Part, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         match part.targets:
             case ("qkv",):

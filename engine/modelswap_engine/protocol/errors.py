@@ -11,6 +11,7 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     │   │   InsufficientMemory, UnsupportedChange, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
     │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, SlotsBusy, DrainTimeout, Cancelled
+    │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, PeerFailed, DrainTimeout, Cancelled
     ├── Fenced             the caller is not (or no longer) entitled                     4xx
     │   ├── WrongPod (421), ForeignOwner (409), StaleRevision (409), StateMoved (412)
     ├── Denied             Unauthenticated (401), Forbidden (403)
@@ -222,6 +223,12 @@ class SlotsBusy(Unavailable):
     """Every slot for adapters is taken by one that running requests use, or that is pinned."""
 
     code = "SlotsBusy"
+
+
+class PeerFailed(Unavailable):
+    """Another rank of the same model failed; that rank's own answer says why."""
+
+    code = "PeerFailed"
 
 
 class DrainTimeout(Unavailable):

@@ -98,7 +98,13 @@ def storage_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     persistent = module.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in persistent.items() if isinstance(tensor, torch.Tensor)}
+    return {name: _own(tensor) for name, tensor in persistent.items() if isinstance(tensor, torch.Tensor)}
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a process computes with: of one that is split over several, the part inside it."""
+    inside: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return inside
 
 
 def _memory(name: str, tensor: torch.Tensor) -> object:

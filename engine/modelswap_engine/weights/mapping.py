@@ -31,6 +31,12 @@ class Loader(Protocol):
         Checkpoint tensors that the engine does not read are in no part.
         """
 
+    def slice(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what this process holds of a checkpoint tensor: itself, or a slice in memory of its own.
+
+        A model can be split over several processes. Everything else here is in terms of what this returned.
+        """
+
     def build(self, part: Part, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Make the runtime tensors of ``part``; must not touch the live ones."""
 

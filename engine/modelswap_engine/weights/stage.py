@@ -12,6 +12,7 @@ import torch
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.protocol.errors import IncompatibleModel
+from modelswap_engine.weights.hashing import sha256_of
 from modelswap_engine.weights.live import LiveTable
 from modelswap_engine.weights.mapping import Group, Loader
 from modelswap_engine.weights.pace import Pace
@@ -71,8 +72,8 @@ def build_groups(
     *,
     pace: Pace,
     threads: int = 0,
-) -> dict[str, torch.Tensor]:
-    """Read groups and return their runtime tensors by slot; the largest group is read first.
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Read groups, the largest first; return their runtime tensors by slot, and the hashes of what is a slice.
 
     Reading runs ahead of building by a bounded number of bytes, so that of what is fused on the way only a little is
     in memory twice.
@@ -81,6 +82,7 @@ def build_groups(
         ModelswapError: of :mod:`~modelswap_engine.weights.reader` and :func:`assemble`.
     """
     made: dict[str, torch.Tensor] = {}
+    slices: dict[str, str] = {}
     waiting: deque[tuple[Group, dict[str, Future[torch.Tensor]], int]] = deque()
     ahead = 0
     with reading(pace=pace, threads=threads) as read:
@@ -88,20 +90,23 @@ def build_groups(
             waiting.append((group, {member.name: read(member) for member in members}, _nbytes(members)))
             ahead += waiting[-1][2]
             while ahead > _AHEAD and len(waiting) > 1:
-                ahead -= _finish(waiting.popleft(), made, loader, table)
+                ahead -= _finish(waiting.popleft(), made, slices, loader, table)
         while waiting:
-            _finish(waiting.popleft(), made, loader, table)
-    return made
+            _finish(waiting.popleft(), made, slices, loader, table)
+    return made, slices
 
 
 def _finish(
     entry: tuple[Group, dict[str, Future[torch.Tensor]], int],
     made: dict[str, torch.Tensor],
+    slices: dict[str, str],
     loader: Loader,
     table: LiveTable,
 ) -> int:
     group, futures, nbytes = entry
-    made.update(assemble(group, {name: future.result() for name, future in futures.items()}, loader, table))
+    held, hashes = held_of({name: future.result() for name, future in futures.items()}, loader)
+    made.update(assemble(group, held, loader, table))
+    slices.update(hashes)
     return nbytes
 
 
@@ -139,6 +144,15 @@ def assemble(
             details={"tensor": group.sources[0]},
         )
     return made
+
+
+def held_of(whole: Mapping[str, torch.Tensor], loader: Loader) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return what this process holds of proven checkpoint tensors, and the hashes of those that are slices.
+
+    A slice is known by the hash it has here, taken from bytes whose whole hash has just been proven.
+    """
+    held = {name: loader.slice(name, tensor) for name, tensor in whole.items()}
+    return held, {name: sha256_of(tensor) for name, tensor in held.items() if tensor is not whole[name]}
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -53,6 +53,7 @@ class WeightUpdater:
         loader: the engine's rules for this module.
         digest: of the live version.
         checkpoint: all tensors of the live version.
+        slices: hashes of what this process holds of tensors that are split over several, of the live version.
         midway: called after the first pointer of a commit has moved; tests break off here.
         threads: how many read and hash at a time; 0 means one per usable core.
     """
@@ -64,6 +65,7 @@ class WeightUpdater:
         *,
         digest: str,
         checkpoint: Sequence[TensorRange],
+        slices: Mapping[str, str] | None = None,
         midway: Callable[[], None] = lambda: None,
         threads: int = 0,
     ) -> None:
@@ -73,6 +75,7 @@ class WeightUpdater:
         self._threads = threads
         self._shapes = meta_tensors(checkpoint)
         self.groups = fuse(loader.plan(self._shapes), self._table)
+        self._slices = dict(slices or {})
         self._home: dict[str, Group] = {name: group for group in self.groups for name in group.sources}
         self._unverifiable: frozenset[str] = frozenset(self._shapes) - self._home.keys()
         self._lock = threading.Lock()
@@ -107,12 +110,23 @@ class WeightUpdater:
         lossy = {name for name in self._home if name not in actual}
         for group in self.groups:
             for part in group.parts:
-                wrong = [name for name in part.sources if name in actual and actual[name] != self._hashes[name]]
+                wrong = [name for name in part.sources if name in actual and actual[name] != self._wanted(name)]
                 if wrong and len(part.sources) == 1 and len(part.targets) == 1:
                     raise self._mismatch(wrong[0], actual[wrong[0]])
                 lossy.update(wrong)
         self._unverifiable |= lossy
         return size
+
+    def _wanted(self, name: str) -> str:
+        return self._slices.get(name, self._hashes[name])
+
+    def answers(self, found: Mapping[str, str]) -> dict[str, str]:
+        """Return hashes of live tensors as they are compared with a manifest.
+
+        A slice has no hash of its own there: one that is right answers with the hash of the whole tensor that it was
+        cut from, a wrong one with its own.
+        """
+        return {name: self._hashes[name] if value == self._slices.get(name) else value for name, value in found.items()}
 
     def stage(self, order: Stage, read: Callable[[Callable[[Pace], Staged]], Staged]) -> Staged:
         """Read, prove and lay out the tensors of an order beside the live ones.
@@ -139,9 +153,10 @@ class WeightUpdater:
 
     def _read(self, order: Stage, pace: Pace) -> Staged:
         touched = touched_groups(order.tensors, self._home, self._shapes)
-        tensors = build_groups(touched, self._loader, self._table, pace=pace, threads=self._threads)
+        tensors, slices = build_groups(touched, self._loader, self._table, pace=pace, threads=self._threads)
         read = [member for _, members in touched for member in members]
-        version = Version(digest=order.digest, tensors=tensors, hashes={member.name: member.sha256 for member in read})
+        hashes = {member.name: member.sha256 for member in read}
+        version = Version(digest=order.digest, tensors=tensors, hashes=hashes, slices=slices)
         fetched = sum(member.nbytes for member in read)
         return Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
 
@@ -176,7 +191,12 @@ class WeightUpdater:
             if self._table.check(name, tensor) is not tensor:
                 raise IncompatibleModel(f"staged tensor {name} is not in runtime layout", details={"tensor": name})
         self._prepared = plan_change(
-            self._table, staged, digest=self._digest, hashes=self._hashes, older=self._previous
+            self._table,
+            staged,
+            digest=self._digest,
+            hashes=self._hashes,
+            slices=self._slices,
+            older=self._previous,
         )
         return staged.version.digest
 
@@ -225,6 +245,7 @@ class WeightUpdater:
     def _take(self, version: Version, pointers: Mapping[str, tuple[int, ...]]) -> None:
         self._expected.update(pointers)
         self._hashes.update(version.hashes)
+        self._slices.update(version.slices)
         self._digest = version.digest
 
     def verify(self, *, strict: bool) -> str:
@@ -245,15 +266,15 @@ class WeightUpdater:
         if strict:
             hashes, _ = self.hash(self.snapshot(), self.groups)
             for name in sorted(hashes.keys() - self._unverifiable):
-                if hashes[name] != self._hashes[name]:
+                if hashes[name] != self._wanted(name):
                     raise self._mismatch(name, hashes[name])
         return self._digest
 
     def _mismatch(self, name: str, actual: str) -> ManifestMismatch:
         return ManifestMismatch(
-            f"live tensor {name} hashes to {actual[:16]}…, version {self._digest} says {self._hashes[name][:16]}…",
+            f"live tensor {name} hashes to {actual[:16]}…, version {self._digest} says {self._wanted(name)[:16]}…",
             advice="the memory of the worker was changed; load the version again",
-            details={"tensor": name, "expected": self._hashes[name], "actual": actual},
+            details={"tensor": name, "expected": self._wanted(name), "actual": actual},
         )
 
     def release(self, operation_id: str, *, previous: bool) -> None:

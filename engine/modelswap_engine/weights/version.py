@@ -13,11 +13,15 @@ from modelswap_engine.weights.live import LiveTable, pointers_of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Version:
-    """The tensors by which a version differs from the live one, by slot, and their checkpoint hashes by name."""
+    """The tensors by which a version differs from the live one, by slot, and their checkpoint hashes by name.
+
+    ``slices`` are the hashes of what this process holds of tensors that are split over several.
+    """
 
     digest: str
     tensors: Mapping[str, torch.Tensor]
     hashes: Mapping[str, str]
+    slices: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,9 +53,15 @@ class Change:
 
 
 def plan_change(
-    table: LiveTable, staged: Staged, *, digest: str, hashes: Mapping[str, str], older: Version | None
+    table: LiveTable,
+    staged: Staged,
+    *,
+    digest: str,
+    hashes: Mapping[str, str],
+    slices: Mapping[str, str],
+    older: Version | None,
 ) -> Change:
-    """Work out the pointer assignments from the live version (``digest``, ``hashes``) to the staged one."""
+    """Work out the pointer assignments from the live version (``digest``, ``hashes``, ``slices``) to the staged one."""
     forward: list[tuple[torch.Tensor, torch.Tensor]] = []
     backward: list[tuple[torch.Tensor, torch.Tensor]] = []
     old: dict[str, torch.Tensor] = {}
@@ -65,12 +75,13 @@ def plan_change(
         forward += [(holder, tensor) for holder in slot.holders]
         backward += [(holder, old[name]) for holder in slot.holders]
     replaced = {name: hashes[name] for name in staged.version.hashes}
+    cut = {name: slices[name] for name in staged.version.slices}
     return Change(
         staged=staged,
         forward=tuple(forward),
         backward=tuple(backward),
         before=before,
         after=after,
-        old=Version(digest=digest, tensors=old, hashes=replaced),
+        old=Version(digest=digest, tensors=old, hashes=replaced, slices=cut),
         older=older,
     )

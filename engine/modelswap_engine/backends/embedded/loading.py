@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, initialization
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -22,7 +22,11 @@ from transformers.core_model_loading import (
     rename_source_key,
     revert_weight_conversion,
 )
+from transformers.distributed.sharding_utils import DtensorShardOperation
+from transformers.distributed.utils import is_dtensor
 
+from modelswap_engine.backends.embedded.splitting import OnDemand
+from modelswap_engine.backends.embedded.team import Team
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.protocol.errors import IncompatibleModel, InvalidCheckpoint, ModelswapError
 from modelswap_engine.weights.live import LiveTable
@@ -43,9 +47,17 @@ class TransformersLoader:
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
-        self._state = dict.fromkeys(model.state_dict(), True)
+        state = model.state_dict()
+        self._state = dict.fromkeys(state, True)
+        # How split parameters are cut; without the parameters, whose memory would be held for ever.
+        self._cuts = {name: DtensorShardOperation(value) for name, value in state.items() if is_dtensor(value)}
+        self._places: dict[str, tuple[str, int | None]] = {}
         self._patterns: dict[str, str] = {}
         self._first_target: dict[tuple[str, ...], str] = {}
+
+    def reads(self, name: str) -> bool:
+        """Say whether the model has a place for a checkpoint tensor; valid for what :meth:`plan` has seen."""
+        return name in self._places
 
     def plan(self, checkpoint: Mapping[str, torch.Tensor]) -> Sequence[Part]:
         """Say what is made of what; conversions are tried out on tensors without memory."""
@@ -56,13 +68,17 @@ class TransformersLoader:
             if target not in self._state:
                 continue
             if pattern is None:
+                self._places[name] = (target, None)
                 parts.append(Part(sources=(name,), targets=(target,)))
             else:
+                same = fused.setdefault(target, [])
+                # The place in its list tells transformers which slice of a fused parameter it is.
+                self._places[name] = (target, sum(self._patterns[other] == pattern for other in same))
                 self._patterns[name] = pattern
-                fused.setdefault(target, []).append(name)
+                same.append(name)
         for target, names in fused.items():
             self._first_target[tuple(names)] = target
-            made = self._convert(tuple(names), checkpoint)
+            made = self._convert(tuple(names), {name: self.slice(name, checkpoint[name]) for name in names})
             parts.append(Part(sources=tuple(names), targets=tuple(made)))
         return parts
 
@@ -72,6 +88,25 @@ class TransformersLoader:
         if target not in self._state and name in self._state:
             target, pattern = rename_source_key(name, [], [], base_model_prefix=prefix, meta_state_dict=self._state)
         return target, pattern
+
+    def slice(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Cut out what this rank holds, by transformers' own rule; valid for what :meth:`plan` has seen.
+
+        Raises:
+            IncompatibleModel: the rank holds nothing of it.
+        """
+        target, index = self._places[name]
+        cut = self._cuts.get(target)
+        if cut is None:
+            return tensor
+        held: torch.Tensor | None = cut.shard_tensor(tensor, tensor_idx=index)
+        if held is None:
+            raise IncompatibleModel(
+                f"tensor {name} lies on some ranks only, which is not supported",
+                advice="serve this model with --tensor-parallel 1",
+                details={"tensor": name},
+            )
+        return tensor if held.shape == tensor.shape else held.clone(memory_format=torch.contiguous_format)
 
     def build(self, part: Part, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Make the runtime tensors of a part."""
@@ -143,13 +178,57 @@ def build_model(directory: str, checkpoint: Sequence[TensorRange], *, pace: Pace
     Raises:
         ModelswapError: the version is malformed, damaged, or not one this engine can serve.
     """
+    kind, config, dtype = _checked(directory, checkpoint)
+    return _fill(kind, config, read_all(checkpoint, pace=pace), dtype=dtype)
+
+
+def build_part(
+    directory: str, checkpoint: Sequence[TensorRange], team: Team, *, pace: Pace
+) -> tuple[PreTrainedModel, dict[str, str]]:
+    """Return this rank's part of a model, and the hashes of what it holds of the tensors that are split.
+
+    Raises:
+        ModelswapError: as for :func:`build_model`, or the model cannot be split.
+    """
+    kind, config, dtype = _checked(directory, checkpoint)
+    rules = _split(config, checkpoint, dtype=dtype, team=team)
+    slices: dict[str, str] = {}
+    tensors = {item.name: OnDemand(item, rules, slices, pace=pace) for item in checkpoint if rules.reads(item.name)}
+    with team.lending_mesh():
+        return _fill(kind, config, tensors, dtype=dtype, distributed_config=team.config), slices
+
+
+def _checked(
+    directory: str, checkpoint: Sequence[TensorRange]
+) -> tuple[type[PreTrainedModel], PreTrainedConfig, torch.dtype]:
+    """Return a version's class, config and dtype, once it is known that its tensors fit them."""
     config = read_config(directory)
     dtype = _dominant_dtype(checkpoint)
     skeleton = _skeleton(config, dtype)
     _check_fit(skeleton, checkpoint)
-    kind: Any = type(skeleton)
-    del skeleton
-    tensors = read_all(checkpoint, pace=pace)
+    return type(skeleton), config, dtype
+
+
+def _split(
+    config: PreTrainedConfig, checkpoint: Sequence[TensorRange], *, dtype: torch.dtype, team: Team
+) -> TransformersLoader:
+    """Split a model without memory over the team, and return its loading rules."""
+    with initialization.no_tie_weights():  # as when it is loaded: first split, then tied
+        skeleton: Any = _skeleton(config, dtype)
+    try:
+        loader = TransformersLoader(skeleton.maybe_distribute_model(skeleton, team.config, team.mesh))
+    except ValueError as error:
+        raise IncompatibleModel(
+            f"{type(skeleton).__name__} cannot be split over {team.size} ranks: {error}",
+            advice="serve it with --tensor-parallel 1, with several replicas if need be (--data-parallel)",
+        ) from error
+    loader.plan(meta_tensors(checkpoint))
+    return loader
+
+
+def _fill(
+    kind: Any, config: PreTrainedConfig, tensors: Mapping[str, Any], *, dtype: torch.dtype, **options: Any
+) -> PreTrainedModel:
     try:
         loaded: tuple[PreTrainedModel, dict[str, Any]] = kind.from_pretrained(
             None,
@@ -159,6 +238,7 @@ def build_model(directory: str, checkpoint: Sequence[TensorRange], *, pace: Pace
             attn_implementation=_ATTENTION,
             output_loading_info=True,
             local_files_only=True,
+            **options,
         )
     except ModelswapError:
         raise

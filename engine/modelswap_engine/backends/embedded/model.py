@@ -68,7 +68,11 @@ class LoadedModel:
         found, size = updater.hash(snapshot, groups, pace=pace)
         blind = updater.unverifiable
         return Hashes(
-            tensors={n: value for n, value in found.items() if n not in blind and fnmatch.fnmatchcase(n, pattern)},
+            tensors={
+                n: value
+                for n, value in updater.answers(found).items()
+                if n not in blind and fnmatch.fnmatchcase(n, pattern)
+            },
             bytes=size,
             seconds=time.perf_counter() - started,
             unverifiable=tuple(sorted(name for name in blind if fnmatch.fnmatchcase(name, pattern))),
