@@ -10,6 +10,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from pathlib import Path
 
 from modelswap_engine.backends.port import (
     Generate,
@@ -24,8 +25,16 @@ from modelswap_engine.backends.port import (
     TensorRange,
     TokenStream,
 )
+from modelswap_engine.backends.transfer import ReceivedTensor, TransferOrder, TransferReply
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState
-from modelswap_engine.protocol.errors import Internal, ManifestMismatch, ModelswapError, UnsupportedChange, WorkerLost
+from modelswap_engine.protocol.errors import (
+    Internal,
+    ManifestMismatch,
+    ModelswapError,
+    SourceUnreadable,
+    UnsupportedChange,
+    WorkerLost,
+)
 from modelswap_engine.protocol.policy import TrafficMode
 from tests.support.fake_source import sha256
 
@@ -81,6 +90,7 @@ class FakeBackend:
         self.committed = ""
         self.undo: tuple[str, Tensors] | None = None
         self.previous: tuple[str, Tensors] | None = None
+        self.inbox: tuple[str, Tensors] | None = None
 
     def kill(self) -> None:
         """The worker dies."""
@@ -129,6 +139,7 @@ class FakeBackend:
     async def memory(self) -> MemoryState:
         self._need(self._alive, "memory of a dead engine")
         staged = _size(self.staged[2]) if self.staged is not None else 0
+        staged += _size(self.inbox[1]) if self.inbox is not None else 0
         previous = _size(self.previous[1]) if self.previous is not None else 0
         used = _size(self.live) + staged + previous
         return MemoryState(
@@ -214,6 +225,8 @@ class FakeBackend:
 
         def act() -> None:
             self.staged, self.prepared = None, ""
+            if self.inbox is not None and self.inbox[0] == operation_id:
+                self.inbox = None
             if previous:
                 self.previous = None
 
@@ -224,6 +237,35 @@ class FakeBackend:
         await self._step("hashes", "", lambda: None)
         found = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
         return Hashes(tensors=found, bytes=_size(self.live), seconds=0.1)
+
+    async def transfer(self, order: TransferOrder, *, timeout: float) -> Sequence[TransferReply]:
+        """Every rank takes in the same; ranges are read from their files."""
+        self.steps.append("transfer")
+        self._need(self._alive, "transfer")
+        fault = self.faults.pop("transfer", None)
+        if fault is Fault.HANG:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        if self.inbox is None or self.inbox[0] != order.operation_id:
+            self.inbox = (order.operation_id, {})
+        error, received = None, []
+        try:
+            arrived = {item.name: Path(item.path).read_bytes()[item.offset :][: item.nbytes] for item in order.tensors}
+            self.inbox[1].update(arrived)
+            received = [_received(item, arrived[item.name]) for item in order.tensors]
+        except OSError as failure:
+            error = SourceUnreadable(str(failure))
+        if fault is Fault.ERROR:
+            error = SourceUnreadable("told to fail")
+        return [
+            TransferReply(
+                rank=rank,
+                boot_id=f"boot-{self._boots}",
+                error=error.body() if error is not None else None,
+                received=tuple(received if fault is not Fault.LIE or rank else received[:-1]),
+            )
+            for rank in range(self._size)
+        ]
 
     def generate(self, request: Generate) -> TokenStream:
         raise AssertionError("the swap generates nothing")
@@ -293,11 +335,14 @@ class FakeBackend:
         return self.error if fault is Fault.LATE_ERROR else None
 
     def _fetch(self, tensors: Sequence[TensorRange]) -> Tensors:
-        found = {tensor.name: self._read(tensor) for tensor in tensors}
+        found = {tensor.name: self._read(tensor) if tensor.path else self._held(tensor.name) for tensor in tensors}
         for tensor in tensors:
             if sha256(found[tensor.name]) != tensor.sha256:
                 raise ManifestMismatch(f"tensor {tensor.name}: the bytes are not those of the manifest")
         return found
+
+    def _held(self, name: str) -> bytes:
+        return self.inbox[1].pop(name, self.live[name]) if self.inbox is not None else self.live[name]
 
     def _need(self, alive: bool, step: str) -> None:
         if not alive:
@@ -307,6 +352,10 @@ class FakeBackend:
         if self._alive and not legal:
             state = Counter({"staged": bool(self.staged), "paused": bool(self.paused), "loaded": bool(self.live)})
             self.violations.append(f"{step} is not legal now: {dict(state)}, last steps {self.steps[-6:]}")
+
+
+def _received(item: TensorRange, data: bytes) -> ReceivedTensor:
+    return ReceivedTensor(name=item.name, dtype=item.dtype, shape=item.shape, nbytes=len(data), sha256=sha256(data))
 
 
 def _size(tensors: Tensors) -> int:

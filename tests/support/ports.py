@@ -14,6 +14,7 @@ from modelswap_engine.http.auth import TokenFileAuthenticator
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataSettings
 from modelswap_engine.http.resources import VersionResources
+from modelswap_engine.http.spool import Spool
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
@@ -114,11 +115,17 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4) 
         settings=settings,
         listeners=[resources],
         memory=Unbounded(),  # type: ignore[arg-type]
+        transfers=backend,
     )
     tokens = folder / "tokens"
     tokens.write_text(f"{TOKEN}\n")
     metrics = Metrics(coordinator.state)
-    control = control_app(coordinator=coordinator, authenticator=TokenFileAuthenticator(tokens), metrics=metrics)
+    control = control_app(
+        coordinator=coordinator,
+        authenticator=TokenFileAuthenticator(tokens),
+        metrics=metrics,
+        spool=Spool(folder / "state" / "bodies"),
+    )
     data = data_app(
         coordinator=coordinator,
         backend=backend,

@@ -106,6 +106,7 @@ class World:
             memory=Unbounded(),
             offload=at_once,
             journal_offload=at_once,
+            transfers=self.backend,
         )
 
     async def start(self) -> None:

@@ -26,7 +26,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 class TensorRange(Record, frozen=True, kw_only=True):
     """One checkpoint tensor and where its bytes lie: ``nbytes`` bytes at ``offset`` of the local file ``path``.
 
-    ``sha256`` (64 hex digits) is what the bytes must hash to; the rank that reads them refuses anything else.
+    ``sha256`` (64 hex digits) is what the bytes must hash to; the rank that reads them refuses anything else. An empty
+    ``path`` means that the rank has the tensor: received for this operation (:mod:`.transfer`), else live.
     ``dtype`` is the safetensors name (``BF16``), ``shape`` in elements.
     """
 

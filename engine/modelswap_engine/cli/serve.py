@@ -27,6 +27,7 @@ from modelswap_engine.http.cluster import cluster_authenticator
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataSettings
 from modelswap_engine.http.resources import VersionResources
+from modelswap_engine.http.spool import Spool
 from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError, NotReady
@@ -66,6 +67,7 @@ class ServeSettings:
     kv_blocks: int
     page_size: int
     max_queue: int
+    weight_loader: tuple[str, ...]
     drain_seconds: float
     propagation_seconds: float
     logs: Logs
@@ -96,13 +98,21 @@ async def _serve(settings: ServeSettings) -> None:
     authenticator = await _authenticator(settings)
     backend = EmbeddedBackend(
         EmbeddedSettings(
-            page_size=settings.page_size, num_blocks=settings.kv_blocks, max_batch_tokens=settings.max_batch_tokens
+            page_size=settings.page_size,
+            num_blocks=settings.kv_blocks,
+            max_batch_tokens=settings.max_batch_tokens,
+            weight_loaders=settings.weight_loader,
         )
     )
     resources = VersionResources()
     coordinator = _coordinator(settings, backend=backend, resources=resources, served_name=served_name, model=model)
     metrics = Metrics(coordinator.state)
-    control = control_app(coordinator=coordinator, authenticator=authenticator, metrics=metrics)
+    control = control_app(
+        coordinator=coordinator,
+        authenticator=authenticator,
+        metrics=metrics,
+        spool=Spool(settings.state_dir.resolve() / "bodies"),
+    )
     data = data_app(
         coordinator=coordinator,
         backend=backend,
@@ -151,6 +161,7 @@ def _coordinator(
             probe_seconds=PROBE_SECONDS if settings.pod_uid else 0.0,
         ),
         listeners=[resources],
+        transfers=backend,
     )
 
 

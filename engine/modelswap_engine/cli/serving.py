@@ -53,6 +53,9 @@ def serve(
     kv_blocks: Annotated[int, typer.Option(min=2, help="Blocks of the KV cache.")] = 512,
     page_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait at the closed gate.")] = 1024,
+    weight_loader: Annotated[
+        list[str] | None, typer.Option(help="Custom weight loader that updates may name, package.module:function.")
+    ] = None,
     drain_seconds: Annotated[float, typer.Option(min=0, help="SIGTERM: wait so long for requests in flight.")] = 60.0,
     propagation_seconds: Annotated[
         float, typer.Option(min=0, help="In a pod: from not ready until no endpoint routes here any more.")
@@ -71,6 +74,7 @@ def serve(
     settings["state_dir"] = state_dir or _default_state_dir(control_port)
     settings["allow_root"] = tuple(allow_root or ())
     settings["allowed_subject"] = tuple(allowed_subject or ())
+    settings["weight_loader"] = tuple(weight_loader or ())
     run(ServeSettings(**settings))
 
 

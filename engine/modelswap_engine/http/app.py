@@ -14,6 +14,8 @@ from modelswap_engine.http.health import OPEN_PATHS, Health
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataPort, DataSettings
 from modelswap_engine.http.resources import VersionResources
+from modelswap_engine.http.spool import Spool
+from modelswap_engine.http.updates import UpdateRoutes
 from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.swap.coordinator import Coordinator
 
@@ -26,6 +28,7 @@ def control_app(
     coordinator: Coordinator,
     authenticator: Authenticator,
     metrics: Metrics,
+    spool: Spool,
     clock: Callable[[], float] = time.monotonic,
 ) -> web.Application:
     """Return the control port: everything but the probes and metrics needs a valid token."""
@@ -34,7 +37,9 @@ def control_app(
         middlewares=[error_middleware, auth_middleware(authenticator, open_paths=OPEN_PATHS)],
         client_max_size=MAX_BODY_BYTES,
     )
-    app.add_routes([*Health(coordinator=coordinator, metrics=metrics).routes(), *control.routes()])
+    updates = UpdateRoutes(coordinator=coordinator, spool=spool)
+    health = Health(coordinator=coordinator, metrics=metrics)
+    app.add_routes([*health.routes(), *control.routes(), *updates.routes()])
     app.on_shutdown.append(control.close)
     return app
 

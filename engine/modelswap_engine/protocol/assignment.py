@@ -3,6 +3,7 @@
 It outlives both: a pod that starts while the operator is down finds its version here.
 """
 
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -27,6 +28,13 @@ class AssignmentCandidate(AssignmentTarget, frozen=True, kw_only=True):
     pod_uids: list[str] = msgspec.field(default_factory=list, name="podUIDs")
 
 
+class WeightsPolicy(StrEnum):
+    """Who changes a slot's weights: its object alone, or a trainer through the engine's own routes."""
+
+    MANAGED = "Managed"
+    EXTERNAL = "External"
+
+
 class Assignment(Message, frozen=True, kw_only=True):
     """What each pod of a slot must serve: the key ``assignment.json`` of its ConfigMap (docs/architecture.md)."""
 
@@ -37,6 +45,7 @@ class Assignment(Message, frozen=True, kw_only=True):
     candidate: AssignmentCandidate | None = None
     adapters: list[dict[str, str]] = []
     released: bool = False
+    weights: WeightsPolicy = WeightsPolicy.MANAGED
 
     def target_for(self, pod_uid: str) -> AssignmentTarget | None:
         """Return what the pod with this UID must serve, or None when nothing has been assigned."""

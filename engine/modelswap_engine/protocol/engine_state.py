@@ -63,6 +63,21 @@ class AuditState(Message, frozen=True, kw_only=True):
     finished_at: str = ""
 
 
+class UpdateState(Message, frozen=True, kw_only=True):
+    """An open weight update: what has arrived so far; nothing of it is live.
+
+    ``seconds_left`` is the rest of its lease; each call about the update starts it again.
+    """
+
+    update_id: str
+    owner: str = ""
+    seconds_left: float = 0.0
+    base: VersionRef = VersionRef()
+    tensors: int = 0
+    bytes: int = 0
+    sources: list[str] = []
+
+
 class Capabilities(Message, frozen=True, kw_only=True):
     """What this backend can do; asked, never assumed."""
 
@@ -96,6 +111,7 @@ class EngineState(Message, frozen=True, kw_only=True):
     previous: VersionRef | None = None
     gate: GateState = GateState()
     operation: SwapStatus | None = None
+    update: UpdateState | None = None
     ranks: list[RankState] = []
     memory: MemoryState = MemoryState()
     audit: AuditState | None = None

@@ -13,9 +13,9 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, SlotsBusy, DrainTimeout, Cancelled
     │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, PeerFailed, DrainTimeout, Cancelled
     ├── Fenced             the caller is not (or no longer) entitled                     4xx
-    │   ├── WrongPod (421), ForeignOwner (409), StaleRevision (409), StateMoved (412)
+    │   ├── WrongPod (421), ForeignOwner, StaleRevision, WeightsManaged (409), StateMoved (412)
     ├── Denied             Unauthenticated (401), Forbidden (403)
-    ├── BadRequest (400), NotFound (404), AdapterNotFound (404)
+    ├── BadRequest (400), UnknownLoader (400), NotFound (404), AdapterNotFound (404)
     └── Internal           a defect of ours; the message holds no traceback              500
 """
 
@@ -285,6 +285,12 @@ class StateMoved(Fenced):
     status = 412
 
 
+class WeightsManaged(Fenced):
+    """The weights of this pod are an object's to decide, and no trainer's."""
+
+    code = "WeightsManaged"
+
+
 class Denied(ModelswapError):
     """Authentication or authorisation failed."""
 
@@ -310,6 +316,12 @@ class BadRequest(ModelswapError):
 
     code = "BadRequest"
     status = 400
+
+
+class UnknownLoader(BadRequest):
+    """A custom weight loader that this engine was not started with."""
+
+    code = "UnknownLoader"
 
 
 class NotFound(ModelswapError):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from modelswap_engine.backends.port import Backend
+from modelswap_engine.backends.transfer import Transfers
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import (
@@ -38,14 +39,17 @@ from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.audit import check
 from modelswap_engine.swap.clock import Clock, Offload, OneThread
 from modelswap_engine.swap.core import Core, Resolver
+from modelswap_engine.swap.exchange import Exchange
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.listener import VersionListener
 from modelswap_engine.swap.memory import MemoryProbe
 from modelswap_engine.swap.operations import Operation
+from modelswap_engine.swap.parts import Parts
 from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.supervisor import Supervisor
+from modelswap_engine.swap.updates import Updates
 from modelswap_engine.swap.view import engine_state
 
 
@@ -63,6 +67,11 @@ class Coordinator:
         memory: tells the container's limits.
         offload: runs calls that block on the disk.
         journal_offload: runs those of the journal, which wait for nothing else.
+        transfers: the engine as a place that takes weights in and gives them out; None when it does not.
+
+    Attributes:
+        updates: weight updates by a trainer: begin, commit, abort.
+        parts: what fills them.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class Coordinator:
         memory: MemoryProbe | None = None,
         offload: Offload = asyncio.to_thread,
         journal_offload: Offload | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self._core = Core(
             backend=backend,
@@ -93,6 +103,9 @@ class Coordinator:
         )
         self._admissions = Admissions(gate=gate, lock=self._core.lock, live=self._core.live_ref)
         self._assignment: Callable[[], Assignment | None] = lambda: None
+        self.updates = Updates(self._core, assignment=lambda: self._assignment())
+        exchange = Exchange(self._core, transfers=transfers)
+        self.parts = Parts(self._core, updates=self.updates, exchange=exchange)
         starting = NotReady("the engine is starting", advice="try another replica", details={"retryAfterSeconds": "1"})
         self._core.unpublish("Starting", starting.body())
 

@@ -14,7 +14,7 @@ import msgspec
 
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.protocol.engine_state import AuditState, MemoryState
-from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, Unavailable
+from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, SourceNotFound, Unavailable
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.sources.port import Resolved
@@ -26,7 +26,9 @@ from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.listener import VersionListener
 from modelswap_engine.swap.lock import UpdateLock
 from modelswap_engine.swap.memory import Memory, MemoryProbe
+from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.operations import Operation, Operations
+from modelswap_engine.swap.received import SCHEME, Received
 from modelswap_engine.swap.records import Outcome, Record, Served
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.versions import Version, VersionStore
@@ -48,6 +50,7 @@ class Core:
         live: the version that serves; None until one has been proved, and in quarantine.
         previous: the retained previous version.
         reason: why the engine is not ready, "" when it is; ``message`` says it in words.
+        update: the weight update that is open, if one is; ``received`` is the version it makes while that is committed.
         quarantined: True when neither version could be proved; only a whole load ends it.
         closing: True while the endpoints are being left.
         stopping: True once the process was told to end.
@@ -89,6 +92,8 @@ class Core:
         self.memory = MemoryState()
         self.audit: AuditState | None = None
         self.audit_pending = False
+        self.update: OpenUpdate | None = None
+        self.received: Received | None = None
         self.completed = 0
         self.restarts = 0
         self.seq = 1
@@ -181,11 +186,28 @@ class Core:
             self._owed += records
 
     async def resolve(self, uri: str, *, unless: asyncio.Future[None] | None = None) -> Resolved:
-        """Resolve a URI within its bound."""
+        """Resolve a URI within its bound; a version that was sent is where its update put it."""
+        if uri.startswith(SCHEME):
+            return self.find_received(uri)
         seconds = self.settings.resolve_seconds
         work = self.sources.resolve(uri)
         resolved: Resolved = await self.bounded(f"the source of {uri}", work, seconds, unless=unless)
         return resolved
+
+    def find_received(self, uri: str) -> Resolved:
+        """Return a version that was sent to this engine.
+
+        Raises:
+            SourceNotFound: it is not here any more.
+        """
+        known = [held.resolved for held in (self.live, self.previous) if held is not None]
+        found = next((item for item in [self.received, *known] if item is not None and item.uri == uri), None)
+        if found is None:
+            raise SourceNotFound(
+                f"{uri[:200]!r} was sent to the engine and is not in its memory any more",
+                advice="send the weights again, or swap to a version at a source",
+            )
+        return found
 
     async def bounded(
         self, what: str, work: Coroutine[Any, Any, Any], seconds: float, *, unless: asyncio.Future[None] | None = None
@@ -273,7 +295,8 @@ class Core:
         records: tuple[Record, ...] = (Outcome(status=status),)
         if state.succeeded and self.live is not None:
             self.completed += 1
-            records = (Served(version=self.live.ref), *records)
+            # A version that was sent cannot be loaded again: a restart goes back to the last one that can.
+            records = (Served(version=self.live.ref), *records) if self.live.lasts else records
         await self.record_owed(*records)
         operation.show(status)
 

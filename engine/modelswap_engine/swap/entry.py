@@ -69,15 +69,27 @@ async def accept(core: Core, request: SwapRequest, *, if_match: str | None) -> S
     fences.check_match(if_match, core.etag)
     if core.stopping:
         raise NotReady("the engine is stopping", advice="try another replica")
+    operation = begin(core, request)
+    await core.see_through(_begin(core, operation, request))
+    return operation.status
+
+
+def begin(core: Core, request: SwapRequest) -> Operation:
+    """Make the request the one operation in progress; who is entitled to it was checked before.
+
+    Raises:
+        Busy: another operation is in progress, or a weight update is open.
+    """
     current = core.operations.current
     if current is not None:
         raise Busy(f"operation {current.id!r} is in progress", advice="wait for its end, or cancel it")
+    if core.update is not None and core.update.id != request.operation_id:
+        raise Busy(f"weight update {core.update.id!r} is open", advice="wait for its commit, or abort it")
     status = machine.begin(request, source=core.live_ref() or VersionRef(), at=core.clock.timestamp())
     operation = Operation(status, started=core.clock.monotonic(), on_change=core.touch)
     core.operations.add(operation)
     core.touch()
-    await core.see_through(_begin(core, operation, request))
-    return operation.status
+    return operation
 
 
 async def _begin(core: Core, operation: Operation, request: SwapRequest) -> None:
@@ -89,10 +101,11 @@ async def _begin(core: Core, operation: Operation, request: SwapRequest) -> None
     except ModelswapError:
         core.operations.drop(operation)
         raise
-    core.spawn(_run(core, operation, request))
+    core.spawn(run(core, operation, request))
 
 
-async def _run(core: Core, operation: Operation, request: SwapRequest) -> None:
+async def run(core: Core, operation: Operation, request: SwapRequest) -> None:
+    """Carry an operation out, once its turn has come."""
     core.preempt()
     async with core.mutex:
         await Transaction(core, operation, request).run()

@@ -70,7 +70,8 @@ class Situation:
     """What the decision is made on.
 
     ``previous`` is the digest of the retained version or "", ``reserve`` what staging must leave free, ``side`` what
-    changed in the side files from the live to the target version.
+    changed in the side files from the live to the target version, ``resident`` the tensors that need not be read
+    because the engine has received them.
     """
 
     live: VersionRef
@@ -82,6 +83,7 @@ class Situation:
     memory: MemoryState
     capabilities: Capabilities
     reserve: int
+    resident: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ def decide(situation: Situation, request: PlanRequest) -> Decision:
     mode = _mode(situation, request)
     names = tuple(sorted(_names(situation, change, mode)))
     work = _work(situation, request, names)
-    needed = _bytes(target, names) if isinstance(work, ReadTensors) else 0
+    needed = _bytes(target, _absent(situation, names)) if isinstance(work, ReadTensors) else 0
     refused = tuple(_refusals(situation, request, change, needed=needed))
     groups = [] if isinstance(work, Nothing) else touched_groups(names, situation.groups)
     plan = Plan(
@@ -145,8 +147,12 @@ def _work(situation: Situation, request: PlanRequest, names: tuple[str, ...]) ->
     if target == situation.previous and request.loading.mode is not LoadingMode.FULL:
         return UseRetained()
     free = _free(situation)
-    needed = _bytes(situation.target_manifest, names)
+    needed = _bytes(situation.target_manifest, _absent(situation, names))
     return ReadTensors(names, drop_previous=free is not None and needed > free and situation.memory.previous_bytes > 0)
+
+
+def _absent(situation: Situation, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in situation.resident]
 
 
 def _free(situation: Situation) -> int | None:

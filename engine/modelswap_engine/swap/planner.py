@@ -9,6 +9,7 @@ from modelswap_engine.protocol.errors import NotReady
 from modelswap_engine.protocol.messages import PlanRequest, VersionRef
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.plan import Decision, Situation, decide
+from modelswap_engine.swap.received import Received
 from modelswap_engine.swap.versions import Version
 
 
@@ -76,6 +77,7 @@ async def _decide(core: Core, request: PlanRequest, version: Version) -> Decisio
             memory=core.memory,
             capabilities=capabilities,
             reserve=core.settings.memory_reserve,
+            resident=version.resolved.held if isinstance(version.resolved, Received) else frozenset(),
         ),
         request,
     )

@@ -75,7 +75,8 @@ async def roll_back(core: Core, operation: Operation, error: ModelswapError, old
     log.warning("rolling back by a whole load of %s: %s", old.digest, failure.message)
     failure = await _reload(core, old, operation.id)
     if failure is None:
-        return SwapState.ROLLED_BACK
+        # A version that was sent is lost with the engine's memory: what serves now is proved, but not the old one.
+        return SwapState.ROLLED_BACK if old.lasts else SwapState.QUARANTINED
     core.unpublish("Quarantined", failure.body(), quarantine=True)
     return SwapState.QUARANTINED
 
@@ -93,10 +94,10 @@ async def revive(core: Core, version: Version, *, operation_id: str) -> None:
 
 async def _reload(core: Core, version: Version, operation_id: str) -> ModelswapError | None:
     async def load() -> None:
-        await loader.reload(core, version.ref, operation_id=operation_id)
+        await loader.reload(core, version.lasting, operation_id=operation_id)
 
     core.gate.close(_HOLD)
-    core.troubled("Recovering", f"a worker was lost; loading {version.ref.version} {version.digest} again")
+    core.troubled("Recovering", f"a worker was lost; loading {version.lasting.version} {version.lasting.digest} again")
     try:
         failure = await guarded(load)
         if failure is None:

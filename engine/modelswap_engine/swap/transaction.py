@@ -147,7 +147,8 @@ class Transaction:
         """From PREPARED to the open gate."""
         core, operation, window = self._core, self._operation, self._window
         await window.leave_endpoints()
-        await core.record(Intent(operation_id=operation.id, source=operation.status.source, target=new.ref))
+        if new.lasts:  # what cannot be loaded again must not be what a restart looks for
+            await core.record(Intent(operation_id=operation.id, source=operation.status.source, target=new.ref))
         operation.check()
         operation.advance(_S.PAUSING)
         policy = await window.shut(continuable=decision.continuable)

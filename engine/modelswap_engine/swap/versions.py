@@ -14,6 +14,7 @@ from modelswap_engine.checkpoint.sidefiles import SideChange, compare_side_files
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.clock import Offload
+from modelswap_engine.swap.received import Received
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,16 @@ class Version:
     def manifest(self) -> Manifest:
         """Its tensors and side files."""
         return self.resolved.manifest
+
+    @property
+    def lasting(self) -> VersionRef:
+        """What is loaded after a loss: this version, or the one at a source that received tensors were laid over."""
+        return self.resolved.root if isinstance(self.resolved, Received) else self.ref
+
+    @property
+    def lasts(self) -> bool:
+        """True when it can be loaded again."""
+        return self.lasting == self.ref
 
 
 class VersionStore:

@@ -26,6 +26,7 @@ def engine_state(core: Core) -> EngineState:
         previous=core.previous.ref if core.previous is not None else None,
         gate=gate_state(core),
         operation=core.current_status(),
+        update=core.update.state(core.clock.monotonic()) if core.update is not None else None,
         ranks=list(core.backend.ranks()),
         memory=core.memory,
         audit=core.audit,

@@ -5,13 +5,14 @@ later must not kill the process. The bytes are copied first and hashed in the co
 """
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -26,6 +27,8 @@ from modelswap_engine.weights.finite import FiniteCheck, not_finite
 from modelswap_engine.weights.pace import Crew, Pace, cores
 
 CHUNK: Final = 1 << 20
+_DAMAGED: Final = "the file was damaged or changed after its manifest was made; copy it again or rebuild the manifest"
+_CHANGED: Final = "the memory of the engine was changed; send or load the version again"
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 DTYPES: Final[dict[str, torch.dtype]] = {
@@ -88,6 +91,28 @@ def read_tensor(wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
         SourceUnreadable: the file cannot be opened or read.
         Cancelled: ``pace`` was cancelled.
     """
+    copied = copy_tensor(wanted, pace=pace)
+    check_hash(wanted, copied.sha256)
+    if not copied.finite:
+        raise not_finite(wanted.name)
+    return copied.tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Copied:
+    """A tensor in memory of our own, with what was seen of its bytes on the way."""
+
+    tensor: torch.Tensor
+    sha256: str
+    finite: bool
+
+
+def copy_tensor(wanted: TensorRange, *, pace: Pace) -> Copied:
+    """Copy one tensor out of its file; ``wanted.sha256`` is not looked at.
+
+    Raises:
+        InvalidCheckpoint, SourceUnreadable, Cancelled: see :func:`read_tensor`.
+    """
     check_shape(wanted)
     dtype = dtype_of(wanted)
     raw = torch.empty(wanted.nbytes, dtype=torch.uint8)
@@ -104,16 +129,21 @@ def read_tensor(wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
             advice="check that the volume is mounted and readable by the engine",
             details={"tensor": wanted.name, "path": wanted.path},
         ) from error
-    actual = digest.hexdigest()
+    return Copied(raw.view(dtype).reshape(wanted.shape), digest.hexdigest(), finite.finite)
+
+
+def check_hash(wanted: TensorRange, actual: str) -> None:
+    """Refuse bytes that are not the promised ones.
+
+    Raises:
+        ManifestMismatch: they hash to something else than ``wanted.sha256``.
+    """
     if actual != wanted.sha256:
         raise ManifestMismatch(
             f"tensor {wanted.name}: bytes hash to {actual[:16]}…, the manifest says {wanted.sha256[:16] or 'nothing'}…",
-            advice="the file was damaged or changed after its manifest was made; copy it again or rebuild the manifest",
+            advice=_DAMAGED if wanted.path else _CHANGED,
             details={"tensor": wanted.name, "expected": wanted.sha256, "actual": actual, "path": wanted.path},
         )
-    if not finite.finite:
-        raise not_finite(wanted.name)
-    return raw.view(dtype).reshape(wanted.shape)
 
 
 @contextlib.contextmanager
@@ -163,8 +193,17 @@ def read_all(wanted: Iterable[TensorRange], *, pace: Pace, threads: int = 0) -> 
         return {item.name: future.result() for item, future in zip(order, futures, strict=True)}
 
 
+class Fetch(Protocol):
+    """Brings one tensor into memory, proven."""
+
+    def __call__(self, wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
+        """See :func:`read_tensor`."""
+
+
 @contextlib.contextmanager
-def reading(*, pace: Pace, threads: int = 0) -> Iterator[Callable[[TensorRange], Future[torch.Tensor]]]:
+def reading(
+    *, pace: Pace, threads: int = 0, fetch: Fetch = read_tensor
+) -> Iterator[Callable[[TensorRange], Future[torch.Tensor]]]:
     """Offer a call that reads a tensor in a thread beside others; an error inside the context ends them all.
 
     The threads have the priority of the one that enters. Hashing, reading and looking at values release the
@@ -173,7 +212,7 @@ def reading(*, pace: Pace, threads: int = 0) -> Iterator[Callable[[TensorRange],
     crew = Crew(pace)
     with ThreadPoolExecutor(threads or cores(), thread_name_prefix="read") as pool:
         try:
-            yield lambda item: pool.submit(read_tensor, item, pace=crew)
+            yield lambda item: pool.submit(fetch, item, pace=crew)
         except BaseException:
             crew.cancel()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -16,7 +16,7 @@ from modelswap_engine.weights.hashing import sha256_of
 from modelswap_engine.weights.live import LiveTable
 from modelswap_engine.weights.mapping import Group, Loader
 from modelswap_engine.weights.pace import Pace
-from modelswap_engine.weights.reader import check_shape, dtype_of, reading
+from modelswap_engine.weights.reader import Fetch, check_shape, dtype_of, read_tensor, reading
 
 _AHEAD: Final = 256 << 20
 
@@ -72,6 +72,7 @@ def build_groups(
     *,
     pace: Pace,
     threads: int = 0,
+    fetch: Fetch = read_tensor,
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read groups, the largest first; return their runtime tensors by slot, and the hashes of what is a slice.
 
@@ -85,7 +86,7 @@ def build_groups(
     slices: dict[str, str] = {}
     waiting: deque[tuple[Group, dict[str, Future[torch.Tensor]], int]] = deque()
     ahead = 0
-    with reading(pace=pace, threads=threads) as read:
+    with reading(pace=pace, threads=threads, fetch=fetch) as read:
         for group, members in sorted(touched, key=lambda item: _nbytes(item[1]), reverse=True):
             waiting.append((group, {member.name: read(member) for member in members}, _nbytes(members)))
             ahead += waiting[-1][2]

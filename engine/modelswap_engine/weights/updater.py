@@ -14,12 +14,13 @@ import torch
 
 from modelswap_engine.backends.port import Stage, StageRetained, TensorRange
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ManifestMismatch, NotFound
-from modelswap_engine.weights.hashing import hash_groups
+from modelswap_engine.weights.hashing import hash_groups, restore_dtype, sha256_of
 from modelswap_engine.weights.live import LiveTable, storage_bytes
 from modelswap_engine.weights.mapping import Group, Loader, fuse
 from modelswap_engine.weights.pace import Pace
-from modelswap_engine.weights.reader import dtype_of
+from modelswap_engine.weights.reader import check_hash, dtype_of, read_tensor
 from modelswap_engine.weights.stage import build_groups, touched_groups
+from modelswap_engine.weights.transfer.inbox import Held, Inbox
 from modelswap_engine.weights.version import Change, Staged, Version, plan_change
 
 
@@ -87,6 +88,7 @@ class WeightUpdater:
         self._prepared: Change | None = None
         self._applied: Change | None = None
         self._committed = ""
+        self.inbox = Inbox()
 
     @property
     def digest(self) -> str:
@@ -153,12 +155,36 @@ class WeightUpdater:
 
     def _read(self, order: Stage, pace: Pace) -> Staged:
         touched = touched_groups(order.tensors, self._home, self._shapes)
-        tensors, slices = build_groups(touched, self._loader, self._table, pace=pace, threads=self._threads)
+        fetch = functools.partial(self._fetch, order.operation_id)
+        tensors, slices = build_groups(
+            touched, self._loader, self._table, pace=pace, threads=self._threads, fetch=fetch
+        )
         read = [member for _, members in touched for member in members]
         hashes = {member.name: member.sha256 for member in read}
         version = Version(digest=order.digest, tensors=tensors, hashes=hashes, slices=slices)
-        fetched = sum(member.nbytes for member in read)
+        fetched = sum(member.nbytes for member in read if member.path)
         return Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
+
+    def _fetch(self, operation_id: str, wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
+        if wanted.path:
+            return read_tensor(wanted, pace=pace)
+        held = self.inbox.take(operation_id, wanted.name) or self._from_live(wanted)
+        check_hash(wanted, held.sha256)
+        return held.tensor
+
+    def _from_live(self, wanted: TensorRange) -> Held:
+        """Have a checkpoint tensor back from the live ones: the part of a fused parameter that nobody sent."""
+        part = next(part for part in self._home[wanted.name].parts if wanted.name in part.sources)
+        live = {target: self._table.slot_of(target).tensor for target in part.targets}
+        exported = self._loader.export(part, live).get(wanted.name)
+        original = restore_dtype(exported, dtype_of(wanted)) if exported is not None else None
+        if original is None or tuple(original.shape) != wanted.shape:  # converted beyond return, or a slice of it
+            raise IncompatibleModel(
+                f"tensor {wanted.name} is fused with what was sent, was not sent, and is not in memory as it was",
+                advice="send whole fusion groups, as the layout lists them",
+                details={"tensor": wanted.name},
+            )
+        return Held(original, sha256_of(original))
 
     def stage_retained(self, order: StageRetained) -> Staged:
         """Stage the retained previous version; nothing is read.
@@ -282,6 +308,7 @@ class WeightUpdater:
 
         A version that its order did not want to keep goes as well.
         """
+        self.inbox.forget(operation_id)
         if self._staged is not None and self._staged.operation_id == operation_id:
             self._staged, self._prepared = None, None
         applied, self._applied = self._applied, None
@@ -311,4 +338,5 @@ class WeightUpdater:
         for number, version in enumerate((self._previous, self._applied.older if self._applied else None)):
             previous |= {f"{number}.{name}": tensor for name, tensor in (version.tensors if version else {}).items()}
         staged = self._staged.version.tensors if self._staged and not self._staged.retained else {}
-        return Sizes(live=self._table.nbytes(), staged=storage_bytes(staged), previous=storage_bytes(previous))
+        waiting = storage_bytes(staged) + self.inbox.nbytes
+        return Sizes(live=self._table.nbytes(), staged=waiting, previous=storage_bytes(previous))

@@ -1,6 +1,7 @@
 """One worker process for most tests of the embedded backend; tiny checkpoints, made once."""
 
 import dataclasses
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,9 +11,13 @@ import pytest_asyncio
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import RequestPolicy
+from tests.support.custom_loaders import BROKEN, MISSING, RENAMED
 from tests.support.orders import accepted, hashes_of, load_order, stage_order
+from tests.support.serve import ROOT
 
-SETTINGS = EmbeddedSettings(page_size=16, num_blocks=64, max_batch_tokens=128, torch_threads=1)
+SETTINGS = EmbeddedSettings(
+    page_size=16, num_blocks=64, max_batch_tokens=128, torch_threads=1, weight_loaders=(RENAMED, BROKEN, MISSING)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Engine:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared() -> AsyncIterator[Engine]:
     """Return an engine without a version, one for all modules."""
-    backend = EmbeddedBackend(SETTINGS)
+    backend = EmbeddedBackend(SETTINGS, environ={**os.environ, "PYTHONPATH": str(ROOT)})
     await backend.start()
     yield Engine(backend)
     await backend.stop()

@@ -14,9 +14,11 @@ from modelswap_engine.protocol.version import CONTROL_PREFIX
 from tests.support.ports import open_ports
 
 POSTS = ["/plan", "/swaps", "/rollback", "/check", "/pause", "/resume", "/swaps/x/cancel"]
+POSTS += ["/updates", *(f"/updates/op/{call}" for call in ("disk", "tensors", "shared", "commit", "abort"))]
 KEYS = [
     "operationId", "fence", "podUid", "ownerUid", "epoch", "revision", "target", "uri", "version", "digest", "traffic",
     "mode", "timeoutSeconds", "onTimeout", "loading", "verify", "keepPrevious", "leaseId", "seconds", "pattern",
+    "updateId", "owner", "names", "segment", "tensors", "name", "dtype", "shape", "offset", "sha256", "loader",
 ]  # fmt: skip
 VALUES = [
     "",
@@ -56,6 +58,7 @@ requests = st.fixed_dictionaries(
             {}, optional={"mode": scalars, "timeoutSeconds": scalars, "onTimeout": scalars}
         ),
         "leaseId": scalars,
+        "updateId": scalars,
         "seconds": scalars,
         "pattern": scalars,
     },
@@ -90,6 +93,7 @@ class Target:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     sidecar = Target(tmp_path_factory.mktemp("fuzz"))
+    sidecar.send("POST", f"{CONTROL_PREFIX}/updates", b'{"updateId": "op", "seconds": 3600}', {})
     yield sidecar
     sidecar.close()
 

@@ -23,6 +23,13 @@ ROUTES = [
     ("POST", "/check"),
     ("POST", "/pause"),
     ("POST", "/resume"),
+    ("POST", "/updates"),
+    ("GET", "/updates/u"),
+    ("POST", "/updates/u/disk"),
+    ("POST", "/updates/u/tensors"),
+    ("POST", "/updates/u/shared"),
+    ("POST", "/updates/u/commit"),
+    ("POST", "/updates/u/abort"),
     ("GET", "/nothing"),
 ]
 

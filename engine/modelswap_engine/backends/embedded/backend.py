@@ -27,11 +27,12 @@ from modelswap_engine.backends.port import (
     Stage,
     StageRetained,
 )
+from modelswap_engine.backends.transfer import TransferOrder, TransferReply
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
 from modelswap_engine.protocol.errors import Cancelled, Internal, NotReady, SourceUnreadable, from_body
 from modelswap_engine.protocol.policy import TrafficMode
 
-_AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.MemoryAnswer)
+_AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.TransferAnswer, wire.MemoryAnswer)
 
 
 class EmbeddedBackend:
@@ -237,6 +238,21 @@ class EmbeddedBackend:
         if found is None:
             raise Internal("a worker answered a hash call with nothing")
         return found
+
+    async def transfer(self, order: TransferOrder, *, timeout: float) -> Sequence[TransferReply]:
+        """Take weights in or give them out on every rank, within so many seconds."""
+        answers = await self._ask(
+            lambda call: wire.TransferCall(call=call, order=order),
+            wire.TransferAnswer,
+            timeout=timeout,
+            what="transferring weights",
+            call_off=CallOff(
+                order=lambda call: wire.CancelTransfer(call=call),
+                error=Cancelled,
+                advice="look whether the sender still runs, or allow more time",
+            ),
+        )
+        return [answer.reply for answer in answers]
 
     async def _control(
         self,

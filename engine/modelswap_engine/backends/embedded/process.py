@@ -215,7 +215,12 @@ class WorkerProcess:
                 self._resolve(0, event)
             case wire.Dying(message=message):
                 self._why = f"its generation loop broke: {message}"
-            case wire.Answer(call=number) | wire.HashesAnswer(call=number) | wire.MemoryAnswer(call=number):
+            case (
+                wire.Answer(call=number)
+                | wire.HashesAnswer(call=number)
+                | wire.TransferAnswer(call=number)
+                | wire.MemoryAnswer(call=number)
+            ):
                 self._resolve(number, event)
 
     def _resolve(self, number: int, event: wire.Event) -> None:

@@ -27,9 +27,12 @@ from modelswap_engine.backends.port import (
     StageRetained,
     Tokens,
 )
+from modelswap_engine.backends.transfer import TransferOrder, TransferReply
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import Busy, Cancelled, Internal, NotReady
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.transfer.loaders import WeightLoaders
+from modelswap_engine.weights.transfer.receiver import WeightReceiver
 from modelswap_engine.weights.version import Staged
 
 _RETRY: Final = 0.1
@@ -70,6 +73,9 @@ class Rank:
         self._unproven = False
         self._policy = RequestPolicy.NONE_RUNNING
         self._staging = Staging(bytes_per_second=settings.stage_bytes_per_second, niceness=settings.stage_niceness)
+        self._receiver = WeightReceiver(
+            get_inbox=lambda: self._loaded().updater.inbox, loaders=WeightLoaders(settings.weight_loaders)
+        )
 
     # Control calls. The lock is there for the one other thread that acts: an expiring pause.
 
@@ -339,6 +345,11 @@ class Rank:
         pace.spend(0)
         self._faults.hit("hashes")
         return model.hashes(pattern, pace=pace)
+
+    def transfer(self, order: TransferOrder, *, pace: Pace) -> TransferReply:
+        """Take weights in or give them out, beside everything else, until ``pace`` is cancelled."""
+        received = self._receiver.receive_files(order, pace=pace)
+        return TransferReply(rank=self.number, boot_id=self.boot_id, received=received)
 
     def memory(self) -> MemoryState:
         """Say where the memory is."""

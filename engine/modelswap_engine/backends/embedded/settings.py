@@ -17,6 +17,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         ranks: worker processes; the model is not split yet, so only 1 is accepted.
         stage_bytes_per_second: upper bound of the rate of background staging; 0 means none.
         stage_niceness: how much staging gives way to decoding, 0 to 19.
+        weight_loaders: import paths (``package.module:function``) of the custom weight loaders that may be used.
         pause_lease_seconds: an abandoned pause undoes itself after this time.
         start_timeout: seconds a worker process may take to come up.
         load_timeout: seconds a full load may take.
@@ -33,6 +34,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     stage_bytes_per_second: int = 512 << 20
     stage_niceness: int = 10
+    weight_loaders: tuple[str, ...] = ()
     pause_lease_seconds: float = 60.0
     start_timeout: float = 180.0
     load_timeout: float = 1800.0

@@ -20,6 +20,7 @@ from modelswap_engine.backends.port import (
     StageRetained,
     Tokens,
 )
+from modelswap_engine.backends.transfer import TransferOrder, TransferReply
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import ErrorBody
 
@@ -127,6 +128,19 @@ class CancelHashes(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class TransferCall(msgspec.Struct, frozen=True, tag=True):
+    """Take weights in or give them out."""
+
+    call: int
+    order: TransferOrder
+
+
+class CancelTransfer(msgspec.Struct, frozen=True, tag=True):
+    """Stop a transfer that runs or waits; it answers with an error."""
+
+    call: int
+
+
 class MemoryCall(msgspec.Struct, frozen=True, tag=True):
     """Report memory."""
 
@@ -157,7 +171,18 @@ SwapCall = (
     | ReleaseCall
 )
 ControlCall = LoadCall | SwapCall
-Order = ControlCall | HashesCall | CancelStage | CancelHashes | MemoryCall | Submit | Abort | Setup
+Order = (
+    ControlCall
+    | HashesCall
+    | TransferCall
+    | CancelStage
+    | CancelHashes
+    | CancelTransfer
+    | MemoryCall
+    | Submit
+    | Abort
+    | Setup
+)
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -192,6 +217,13 @@ class HashesAnswer(msgspec.Struct, frozen=True, tag=True):
     error: ErrorBody | None = None
 
 
+class TransferAnswer(msgspec.Struct, frozen=True, tag=True):
+    """Outcome of a transfer."""
+
+    call: int
+    reply: TransferReply
+
+
 class MemoryAnswer(msgspec.Struct, frozen=True, tag=True):
     """Where the memory is."""
 
@@ -211,7 +243,7 @@ class Dying(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Event = Hello | Answer | HashesAnswer | MemoryAnswer | Produced | Dying
+Event = Hello | Answer | HashesAnswer | TransferAnswer | MemoryAnswer | Produced | Dying
 
 _encoder = msgspec.msgpack.Encoder()
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

@@ -21,6 +21,7 @@ import torch
 
 from modelswap_engine.backends.embedded import faults, wire
 from modelswap_engine.backends.embedded.rank import Rank
+from modelswap_engine.backends.embedded.transfers import Transfers
 from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.errors import ErrorBody, Internal, ModelswapError
 from modelswap_engine.weights.pace import Pace
@@ -85,6 +86,7 @@ class Worker:
         self._control: queue.SimpleQueue[wire.ControlCall] = queue.SimpleQueue()
         self._inquiries: queue.SimpleQueue[tuple[wire.HashesCall, Pace]] = queue.SimpleQueue()
         self._hashing: dict[int, Pace] = {}
+        self._transfers = Transfers(rank, send=connection.send, describe=error_body)
         threading.Thread(target=self._run_control, name="control", daemon=True).start()
         threading.Thread(target=self._run_inquiries, name="inquiries", daemon=True).start()
 
@@ -105,6 +107,10 @@ class Worker:
                     running.cancel()
             case wire.CancelStage(operation_id=operation_id):
                 self._rank.cancel_staging(operation_id)
+            case wire.TransferCall():
+                self._transfers.submit(order)
+            case wire.CancelTransfer(call=call):
+                self._transfers.cancel(call)
             case wire.Setup():
                 raise ValueError("a worker is set up once")
             case _:
