@@ -20,7 +20,7 @@ partitions = st.lists(st.sampled_from(range(3)), min_size=len(NAMES), max_size=l
 modes = st.sampled_from(list(LoadingMode))
 
 
-def situation(live, target, groups, *, previous="", memory=None, reserve=0):
+def situation(live, target, groups, *, previous="", memory=None, reserve=0, method="pointer"):
     return Situation(
         live=VersionRef(version="live", digest=live.digest),
         live_manifest=live.manifest(),
@@ -29,7 +29,7 @@ def situation(live, target, groups, *, previous="", memory=None, reserve=0):
         side=(),
         previous=previous,
         memory=memory or MemoryState(),
-        capabilities=Capabilities(),
+        capabilities=Capabilities(commit_method=method),
         reserve=reserve,
     )
 
@@ -78,6 +78,24 @@ def test_memory_is_refused_exactly_when_it_cannot_be_made(old, new, groups, avai
     assert codes == (["InsufficientMemory"] if needed > free + previous else [])
     if isinstance(decision.work, ReadTensors):
         assert decision.work.drop_previous == (needed > free and previous > 0)
+
+
+@given(contents, contents, partitions, st.integers(0, 60), st.booleans())
+def test_where_tensors_are_copied_the_old_values_need_room_too(old, new, groups, available, retained):
+    live, target = FakeCheckpoint(old), FakeCheckpoint(new)
+    memory = MemoryState(available_bytes=available, previous_bytes=10)
+    previous = target.digest if retained else ""
+
+    def plan(method):
+        return decide(situation(live, target, groups, memory=memory, method=method, previous=previous), ask(target))
+
+    pointed, copied = plan("pointer"), plan("copy")
+    size = 4 * len({name for group in groups for name in group if any(old[n] != new[n] for n in group)})
+    assert pointed.plan.memory_needed == (0 if retained else size)
+    assert copied.plan.memory_needed == (size if retained else 2 * size)
+    assert copied.plan.bytes_to_fetch == pointed.plan.bytes_to_fetch
+    droppable = 10 if isinstance(copied.work, ReadTensors) else 0
+    assert bool(copied.refusals) == (copied.plan.memory_needed > available + droppable)
 
 
 @given(contents, contents, partitions, modes)

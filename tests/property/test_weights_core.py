@@ -39,8 +39,9 @@ _ACTIONS = st.one_of(
 class _Bench:
     """A live module, the version it should hold, and the retained one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, method: str = "pointer") -> None:
         from modelswap_engine.weights.updater import WeightUpdater
+        from modelswap_engine.weights.version import Method
         from tests.support import weights_lab as lab
 
         self.lab, self.folder, self.numbers = lab, folder, itertools.count()
@@ -48,10 +49,20 @@ class _Bench:
         self.live = self.write(lab.random_tensors(1, lab.SOURCES))
         self.previous = None
         self.module = lab.fill(lab.LabModule(), self.live)
+        self.method = Method(method)
         self.updater = WeightUpdater(
-            self.module, lab.LabLoader(), digest=self.live.digest, checkpoint=self.live.ranges, midway=self._midway
+            self.module,
+            lab.LabLoader(),
+            digest=self.live.digest,
+            checkpoint=self.live.ranges,
+            midway=self._midway,
+            method=lambda: self.method,
         )
         self.updater.prove()
+        self.places = self.where()
+
+    def where(self) -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in self.module.state_dict().items()}
 
     def _midway(self) -> None:
         if self.tear:
@@ -72,17 +83,24 @@ class _Bench:
 
     def check(self) -> None:
         fresh = self.lab.fill(self.lab.LabModule(), self.live)
-        assert self.lab.state_bytes(self.module) == self.lab.state_bytes(fresh)
+        assert self.lab.state_bytes(self.module.state_dict()) == self.lab.state_bytes(fresh.state_dict())
         assert self.module.head is self.module.embed
         assert self.module.alias.data_ptr() == self.module.norm.data_ptr()
         assert self.updater.verify(strict=True) == self.live.digest
         hashes, _ = self.updater.hash(self.updater.snapshot(), self.updater.groups)
         assert hashes == self.live.hashes()
+        if self.method == "copy":
+            assert self.where() == self.places
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> _Bench:
     return _Bench(tmp_path)
+
+
+@pytest.fixture
+def copying(tmp_path: Path) -> _Bench:
+    return _Bench(tmp_path, method="copy")
 
 
 def _apply(bench: _Bench, action: str, groups, seed: int) -> None:
@@ -123,9 +141,9 @@ def _apply(bench: _Bench, action: str, groups, seed: int) -> None:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(actions=st.lists(_ACTIONS, min_size=1, max_size=6))
-def test_any_history_leaves_exactly_one_version_live(tmp_path_factory: pytest.TempPathFactory, actions) -> None:
-    bench = _Bench(tmp_path_factory.mktemp("lab"))
+@given(actions=st.lists(_ACTIONS, min_size=1, max_size=6), method=st.sampled_from(["pointer", "copy"]))
+def test_any_history_leaves_exactly_one_version_live(tmp_path_factory: pytest.TempPathFactory, actions, method) -> None:
+    bench = _Bench(tmp_path_factory.mktemp("lab"), method=method)
     for action, groups, seed in actions:
         _apply(bench, action, groups, seed)
         bench.check()
@@ -198,6 +216,62 @@ def test_after_two_swaps_memory_holds_the_live_and_one_previous_version(bench: _
     assert [item.expired() for item in stored] == [True, False, False]
     sizes = bench.updater.sizes()
     assert sizes.previous == sizes.live
+
+
+@pytest.mark.parametrize("method", ["pointer", "copy"])
+def test_a_version_that_came_back_is_not_counted_twice(tmp_path: Path, method: str) -> None:
+    bench = _Bench(tmp_path, method=method)
+    _apply(bench, "swap", _GROUPS, 1)
+    live = bench.updater.sizes().live
+    bench.updater.stage_retained(StageRetained(operation_id="back", digest=bench.previous.digest, directory=""))
+    assert bench.updater.sizes().previous == live
+    bench.updater.prepare("back")
+    bench.updater.commit("back")
+    # What can undo it is still there: the version that was left. A copy of what came back is memory of its own.
+    assert bench.updater.sizes().previous == (live if method == "pointer" else 2 * live)
+    bench.updater.release("back", previous=False)
+    sizes = bench.updater.sizes()
+    assert (sizes.live, sizes.staged, sizes.previous) == (live, 0, live)
+
+
+def test_copied_in_place_those_who_hold_addresses_see_the_new_values(copying: _Bench) -> None:
+    """Captured graphs and compiled code know memory, not parameters; these tensors stand for them."""
+    captured = {name: tensor.detach() for name, tensor in copying.module.state_dict().items()}
+    first = copying.live
+    version, names = copying.next_version(_GROUPS, 3)
+    copying.stage(version, names, "one")
+    copying.updater.prepare("one")
+    assert copying.updater.sizes().staged == 2 * copying.updater.sizes().live  # the new values, and the old ones saved
+    assert copying.updater.commit("one") == "copy"
+    copying.live = version
+    copying.check()
+    assert copying.lab.state_bytes(captured) == copying.lab.state_bytes(copying.module.state_dict())
+    assert copying.updater.rollback("one") == "copy"
+    copying.live = first
+    copying.check()
+    assert copying.lab.state_bytes(captured) == copying.lab.state_bytes(copying.module.state_dict())
+
+
+def test_a_copy_that_did_not_arrive_is_seen_without_hashing(copying: _Bench) -> None:
+    version, names = copying.next_version([("out",)], 3)
+    copying.stage(version, names, "one")
+    copying.updater.prepare("one")
+    copying.updater.commit("one")
+    copying.module.out.data[0, 0] += 1
+    with pytest.raises(ModelswapError, match="out does not hold what was copied"):
+        copying.updater.verify(strict=False)
+    copying.updater.rollback("one")
+    copying.check()
+
+
+def test_the_way_may_change_between_two_swaps(bench: _Bench) -> None:
+    """A model that is compiled later is copied into from then on, also when the retained version was pointed to."""
+    _apply(bench, "swap", _GROUPS, 1)
+    bench.method, bench.places = type(bench.method)("copy"), bench.where()
+    _apply(bench, "back", [], 0)
+    bench.check()
+    _apply(bench, "torn", _GROUPS, 2)
+    bench.check()
 
 
 def test_dropping_the_previous_version_makes_room_before_anything_is_read(bench: _Bench) -> None:

@@ -79,10 +79,12 @@ class FakeBackend:
         self.limit = -1
         self.modes = [TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.ABORT]
         self.policies: list[RequestPolicy] = []
+        self.rates: list[int] = []
         self._clear()
 
     def _clear(self) -> None:
         self.live: Tensors = {}
+        self.wanted: Tensors = {}  # what ``live`` must be: the same, unless a bit flipped
         self.digest = ""
         self.staged: tuple[str, str, Tensors] | None = None
         self.prepared = ""
@@ -117,6 +119,7 @@ class FakeBackend:
 
         def act() -> None:
             self.live = self._fetch(order.tensors)
+            self.wanted = dict(self.live)
             self.digest = order.digest
 
         return await self._step("load", order.operation_id, act)
@@ -191,7 +194,7 @@ class FakeBackend:
             assert self.staged is not None
             _, digest, tensors = self.staged
             old = {name: self.live[name] for name in tensors}
-            self.live = self.live | tensors
+            self.live, self.wanted = self.live | tensors, self.wanted | tensors
             self.undo = (self.digest, old)
             self.previous = (self.digest, old)
             self.digest, self.staged, self.committed = digest, None, operation_id
@@ -200,7 +203,12 @@ class FakeBackend:
 
     async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
         self._law(self.paused == operation_id, "verify")
-        return await self._step("verify", operation_id, lambda: None, digest=self.digest)
+
+        def act() -> None:
+            if strict and self.live != self.wanted:
+                raise ManifestMismatch("a live tensor has other bytes than the manifest says")
+
+        return await self._step("verify", operation_id, act, digest=self.digest)
 
     async def rollback(self, operation_id: str) -> Sequence[Reply]:
         self._law(self.paused == operation_id, "rollback")
@@ -209,6 +217,7 @@ class FakeBackend:
             if self.committed == operation_id and self.undo is not None:
                 self.digest, old = self.undo
                 self.live = self.live | old
+                self.wanted = self.wanted | old
                 self.undo = self.previous = None
                 self.committed = ""
 
@@ -232,8 +241,9 @@ class FakeBackend:
 
         return await self._step("release", operation_id, act)
 
-    async def hashes(self, pattern: str) -> Hashes:
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
         self._law(not self.paused, "hashes")
+        self.rates.append(bytes_per_second)
         await self._step("hashes", "", lambda: None)
         found = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
         return Hashes(tensors=found, bytes=_size(self.live), seconds=0.1)

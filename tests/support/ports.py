@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiohttp import ClientSession
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -98,13 +99,13 @@ class Ports:
 
 
 @contextlib.asynccontextmanager
-async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4) -> AsyncIterator[Ports]:
+async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, **bounds: Any) -> AsyncIterator[Ports]:
     """Serve version 1.0 on both ports."""
     sources, resources, clock = FakeSources(), VersionResources(), SystemClock()
     backend = ScriptedBackend(read=sources.read, token_of=token_of)
     settings = SwapSettings(
         state_dir=folder / "state", pod_uid=POD, served_model_name=MODEL, propagation_seconds=0, probe_seconds=0.2,
-        poll_seconds=0.05, memory_reserve=0,
+        poll_seconds=0.05, memory_reserve=0, **bounds,
     )  # fmt: skip
     coordinator = Coordinator(
         backend=backend,

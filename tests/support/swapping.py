@@ -65,7 +65,7 @@ def checkpoint(**changed: bytes) -> FakeCheckpoint:
 class World:
     """One pod: what survives its process, and the process."""
 
-    def __init__(self, folder: Path, **bounds: float) -> None:
+    def __init__(self, folder: Path, **bounds: Any) -> None:
         self.folder = folder
         self.bounds = bounds
         self.clock = ManualClock()
@@ -100,7 +100,7 @@ class World:
                 boot_id=f"front-{self.boots}",
                 propagation_seconds=0,
                 memory_reserve=0,
-                **self.bounds,  # type: ignore[arg-type]
+                **self.bounds,
             ),
             listeners=[self.listener],
             memory=Unbounded(),

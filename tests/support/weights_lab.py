@@ -156,9 +156,9 @@ def fill(module: LabModule, version: LabVersion) -> LabModule:
     return module
 
 
-def state_bytes(module: LabModule) -> dict[str, bytes]:
-    """Return the bytes of every runtime tensor."""
+def state_bytes(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
+    """Return the bytes of every runtime tensor of a state dictionary."""
     return {
         name: tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        for name, tensor in module.state_dict().items()
+        for name, tensor in state.items()
     }

@@ -243,8 +243,11 @@ class Backend(Protocol):
         Also legal while ``stage`` of the operation has not answered and nobody waits for it any more: ends it.
         """
 
-    async def hashes(self, pattern: str) -> Hashes:
-        """Re-hash live tensors whose checkpoint names match a glob, while requests run."""
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
+        """Re-hash live tensors whose checkpoint names match a glob, while requests run.
+
+        With an upper bound of the rate it gives way to decoding, too.
+        """
 
     def generate(self, request: Generate) -> TokenStream:
         """Run a prompt; the request is with the engine when this returns. Closing the stream aborts it.

@@ -1,4 +1,4 @@
-"""``modelswap state|plan|swap|rollback|cancel|check|pause|resume``: what a person does to a running engine."""
+"""``modelswap state|plan|swap|rollback|release|cancel|check|pause|resume``: what a person does to a running engine."""
 
 import contextlib
 import hashlib
@@ -33,6 +33,7 @@ from modelswap_engine.protocol.messages import (
     PauseRequest,
     Plan,
     PlanRequest,
+    ReleaseRequest,
     ResumeRequest,
     RollbackRequest,
     SwapRequest,
@@ -55,7 +56,7 @@ ATTEMPTS = 5
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (state, plan, swap, rollback, cancel, check, pause, resume):
+    for command in (state, plan, swap, rollback, release, cancel, check, pause, resume):
         app.command()(command)
 
 
@@ -175,6 +176,15 @@ def check(
     _show(found, output, render.check)
     if not found.ok:
         raise typer.Exit(1)
+
+
+def release(url: Url = _URL, token_file: TokenFile = None, output: Format = Output.TEXT) -> None:
+    """Give up the retained previous version, and the memory it takes."""
+    from modelswap_engine.cli import render
+
+    client = _client(url, token_file)
+    fence, _ = _fence(client.get("/state", EngineState))
+    _show(client.post("/release", ReleaseRequest(fence=fence), EngineState), output, render.state)
 
 
 def pause(

@@ -59,16 +59,23 @@ def state(now: EngineState) -> RenderableType:
         ("model", now.served_model_name),
         ("ready", ready + (" (quarantined)" if now.quarantined else "")),
         ("live", version(now.live)),
-        ("previous", version(now.previous)),
+        ("previous", _previous(now)),
         ("revision", f"{now.revision} (owner {now.owner_uid or 'none'}, epoch {now.epoch})"),
         ("gate", f"{door}, {gate.in_flight} in flight, {gate.queued} queued"),
         ("operation", operation(now.operation)),
         ("memory", _memory(now.memory)),
         ("audit", _audit(now)),
+        ("damaged", f"{', '.join(now.drifted[:5]) or 'nothing'}, {now.repairs} repairs"),
+        ("cold restart", f"advised: {now.restart_advice}" if now.restart_advice else "not advised"),
         ("swaps", f"{now.swaps_completed} completed, {now.restarts} worker restarts"),
         ("boot", f"{now.boot_id} (pod {now.pod_uid or 'none'}, software {now.software or '?'})"),
     ]
     return Group(_facts(rows), _ranks(now))
+
+
+def _previous(now: EngineState) -> str:
+    left = "" if now.previous_seconds_left < 0 else f", for {seconds(now.previous_seconds_left)} more"
+    return version(now.previous) + left
 
 
 def _memory(memory: MemoryState) -> str:

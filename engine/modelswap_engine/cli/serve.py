@@ -18,7 +18,7 @@ import structlog
 
 from modelswap_engine import __version__
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
-from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.embedded.settings import CommitMethod, EmbeddedSettings
 from modelswap_engine.cli.logs import configure
 from modelswap_engine.cli.serving import Auth, Logs
 from modelswap_engine.http.app import control_app, data_app, listening
@@ -70,6 +70,13 @@ class ServeSettings:
     weight_loader: tuple[str, ...]
     drain_seconds: float
     propagation_seconds: float
+    previous_seconds: float
+    previous_bytes: int
+    audit_seconds: float
+    audit_bytes_per_second: int
+    repair_attempts: int
+    commit_method: CommitMethod
+    debug_checks: bool
     logs: Logs
 
 
@@ -102,6 +109,7 @@ async def _serve(settings: ServeSettings) -> None:
             num_blocks=settings.kv_blocks,
             max_batch_tokens=settings.max_batch_tokens,
             weight_loaders=settings.weight_loader,
+            commit_method=settings.commit_method,
         )
     )
     resources = VersionResources()
@@ -159,6 +167,12 @@ def _coordinator(
             # Outside a cluster nobody probes and nothing routes, so there is nothing to wait for.
             propagation_seconds=settings.propagation_seconds if settings.pod_uid else 0.0,
             probe_seconds=PROBE_SECONDS if settings.pod_uid else 0.0,
+            previous_seconds=settings.previous_seconds,
+            previous_bytes=settings.previous_bytes,
+            audit_seconds=settings.audit_seconds,
+            audit_bytes_per_second=settings.audit_bytes_per_second,
+            repair_attempts=settings.repair_attempts,
+            debug_checks=settings.debug_checks,
         ),
         listeners=[resources],
         transfers=backend,

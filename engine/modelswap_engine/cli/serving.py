@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from modelswap_engine.backends.embedded.settings import CommitMethod
 from modelswap_engine.protocol.errors import BadRequest
 
 
@@ -60,6 +61,25 @@ def serve(
     propagation_seconds: Annotated[
         float, typer.Option(min=0, help="In a pod: from not ready until no endpoint routes here any more.")
     ] = 2.0,
+    previous_seconds: Annotated[
+        float, typer.Option(min=0, help="How long a previous version is retained; 0: as long as there is room.")
+    ] = 0.0,
+    previous_bytes: Annotated[
+        int, typer.Option(min=-1, help="A previous version of more bytes is not retained; -1: any size is.")
+    ] = -1,
+    audit_seconds: Annotated[
+        float, typer.Option(min=0, help="How often all live tensors are hashed again; 0: only after swaps.")
+    ] = 3600.0,
+    audit_bytes_per_second: Annotated[int, typer.Option(min=0, help="Upper bound of that; 0: none.")] = 256 << 20,
+    repair_attempts: Annotated[
+        int, typer.Option(min=0, help="How often damaged live tensors are loaded again before giving up; 0: never.")
+    ] = 5,
+    commit_method: Annotated[
+        CommitMethod, typer.Option(help="How tensors become live; auto copies where addresses are held.")
+    ] = CommitMethod.AUTO,
+    debug_checks: Annotated[
+        bool, typer.Option("--debug-checks", help="Allow snapshots of live tensors and comparing with them.")
+    ] = False,
     logs: Annotated[Logs, typer.Option(help="Form of the log.")] = Logs.AUTO,
 ) -> None:
     """Serve a model: OpenAI API on the data port, weight swaps through the control port."""

@@ -20,6 +20,7 @@ from modelswap_engine.protocol.messages import (
     CheckRequest,
     PauseRequest,
     PlanRequest,
+    ReleaseRequest,
     ResumeRequest,
     RollbackRequest,
     SwapRequest,
@@ -53,6 +54,7 @@ class ControlPort:
             web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/cancel", self.cancel),
             web.post(f"{CONTROL_PREFIX}/rollback", self.rollback),
             web.post(f"{CONTROL_PREFIX}/check", self.check),
+            web.post(f"{CONTROL_PREFIX}/release", self.release),
             web.post(f"{CONTROL_PREFIX}/pause", self.pause),
             web.post(f"{CONTROL_PREFIX}/resume", self.resume),
         ]
@@ -90,6 +92,10 @@ class ControlPort:
     async def check(self, request: web.Request) -> web.Response:
         """Re-hash live tensors."""
         return json_response(await self._coordinator.check(await read_body(request, CheckRequest, empty=True)))
+
+    async def release(self, request: web.Request) -> web.Response:
+        """Give up the retained previous version."""
+        return json_response(await self._coordinator.release(await read_body(request, ReleaseRequest, empty=True)))
 
     async def pause(self, request: web.Request) -> web.Response:
         """Hold new requests by lease."""

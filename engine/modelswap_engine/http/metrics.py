@@ -117,6 +117,11 @@ class _StateCollector(Collector):
         yield _gauge("revision", "Revision of the last accepted decision.", state.revision)
         yield _gauge("swaps_completed", "Swaps completed since this process started.", state.swaps_completed)
         yield _gauge("worker_restarts", "Worker restarts since this process started.", state.restarts)
+        yield _gauge("drifted_tensors", "Live tensors that are not what their version says.", len(state.drifted))
+        yield _gauge("repairs", "Repairs of live tensors since this process started.", state.repairs)
+        yield _gauge(
+            "cold_restart_advised", "1 when memory has grown or fragmented.", float(bool(state.restart_advice))
+        )
         yield from self._memory(state)
 
     @staticmethod
@@ -141,7 +146,7 @@ class _StateCollector(Collector):
     def _memory(state: EngineState) -> Iterator[Metric]:
         memory = state.memory
         family = GaugeMetricFamily(f"{PREFIX}_memory_bytes", "Where the engine's memory is.", labels=["kind"])
-        for kind in ("model", "staged", "previous", "kv_cache", "rss"):
+        for kind in ("model", "staged", "previous", "kv_cache", "rss", "allocator_used", "allocator_reserved"):
             family.add_metric([kind], float(getattr(memory, f"{kind}_bytes")))
         yield family
         if memory.limit_bytes >= 0:

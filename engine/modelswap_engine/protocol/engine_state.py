@@ -37,7 +37,8 @@ class MemoryState(Message, frozen=True, kw_only=True):
     """Where the memory is, in bytes; ``limit`` and ``available`` are -1 when nothing bounds the process.
 
     Of the KV cache ``kv_free_bytes`` are free, and ``kv_cached_bytes`` belong to prefixes that no request uses now and
-    the next one with the same beginning may find.
+    the next one with the same beginning may find. The allocator took ``allocator_reserved_bytes`` from the system, of
+    which ``allocator_used_bytes`` are handed out: the rest are holes.
     """
 
     model_bytes: int = 0
@@ -47,6 +48,8 @@ class MemoryState(Message, frozen=True, kw_only=True):
     kv_free_bytes: int = 0
     kv_cached_bytes: int = 0
     rss_bytes: int = 0
+    allocator_used_bytes: int = 0
+    allocator_reserved_bytes: int = 0
     limit_bytes: int = -1
     available_bytes: int = -1
 
@@ -79,12 +82,17 @@ class UpdateState(Message, frozen=True, kw_only=True):
 
 
 class Capabilities(Message, frozen=True, kw_only=True):
-    """What this backend can do; asked, never assumed."""
+    """What this backend can do; asked, never assumed.
+
+    ``commit_method`` is how a commit makes tensors live: ``pointer``, or ``copy`` where addresses must stay; then the
+    old values are saved before, which takes as much memory again.
+    """
 
     kind: str = "embedded"
     version: str = ""
     traffic_modes: list[TrafficMode] = msgspec.field(default_factory=lambda: [TrafficMode.DRAIN, TrafficMode.RECOMPUTE])
     rollback: bool = True
+    commit_method: str = "pointer"
     max_loras: int = 0
 
 
@@ -92,6 +100,13 @@ class EngineState(Message, frozen=True, kw_only=True):
     """``GET /state``: the one view of everything; its ``ETag`` is ``"<bootId>.<seq>"``.
 
     ``live`` is None until a version has been proved under the current boot id.
+
+    Attributes:
+        previous_seconds_left: how long the previous version is still retained, -1 for as long as there is room.
+        drifted: live tensors that are not what the live version says; nobody is answered until they are repaired.
+        repairs: how often such tensors were repaired.
+        repair: the last attempt to do so.
+        restart_advice: why a cold restart is advised, "" when it is not; nothing restarts by itself.
     """
 
     protocol_version: int = PROTOCOL_VERSION
@@ -109,6 +124,11 @@ class EngineState(Message, frozen=True, kw_only=True):
     revision: int = 0
     live: VersionRef | None = None
     previous: VersionRef | None = None
+    previous_seconds_left: float = -1.0
+    drifted: list[str] = []
+    repairs: int = 0
+    repair: SwapStatus | None = None
+    restart_advice: str = ""
     gate: GateState = GateState()
     operation: SwapStatus | None = None
     update: UpdateState | None = None

@@ -4,6 +4,7 @@ Who asks and how recent the decision is stands in the fence; how it is to be don
 is at this moment in `engine_state`.
 """
 
+from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
@@ -132,10 +133,23 @@ class SwapStatus(Message, frozen=True, kw_only=True):
     finished_at: str = ""
 
 
+class CheckAction(StrEnum):
+    """What a check compares the live tensors with.
+
+    ``VERIFY`` is the manifest of the live version. ``SNAPSHOT`` remembers their hashes, and ``COMPARE`` says which have
+    changed since: tools for finding out who changes weights, off unless the engine was started with them.
+    """
+
+    VERIFY = "Verify"
+    SNAPSHOT = "Snapshot"
+    COMPARE = "Compare"
+
+
 class CheckRequest(Message, frozen=True, kw_only=True):
     """``POST /check``: re-hash live tensors whose names match the glob ``pattern``."""
 
     pattern: str = "*"
+    action: CheckAction = CheckAction.VERIFY
 
 
 class TensorCheck(Message, frozen=True, kw_only=True):
@@ -147,7 +161,7 @@ class TensorCheck(Message, frozen=True, kw_only=True):
 
 
 class CheckResult(Message, frozen=True, kw_only=True):
-    """``ok`` means every checked tensor is byte for byte what the live version's manifest says.
+    """``ok`` means every checked tensor is byte for byte what the live version's manifest (or the snapshot) says.
 
     ``tensors`` (name → sha256 as read back from live memory) lets a caller compare with a manifest of its own.
     """
@@ -159,6 +173,12 @@ class CheckResult(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
     mismatched: list[TensorCheck] = []
     tensors: dict[str, str] = {}
+
+
+class ReleaseRequest(Message, frozen=True, kw_only=True):
+    """``POST /release``: give up the retained previous version, and with it going back in milliseconds."""
+
+    fence: Fence = Fence()
 
 
 LeaseId = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_ID)]

@@ -1,10 +1,10 @@
 """Reading the live tensors back and comparing them with the manifest of the version that must be live.
 
-A difference means that the engine answers with weights nobody chose: it is taken out of rotation at once.
+A difference means that the engine would answer with weights nobody chose: nobody is answered until it is repaired.
 """
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from modelswap_engine.backends.port import Hashes
 from modelswap_engine.checkpoint.manifest import Manifest
@@ -33,8 +33,8 @@ def _differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> Iter
             yield TensorCheck(name=name, expected=expected.get(name, ""), actual=actual.get(name, ""))
 
 
-async def check(core: Core, version: Version, pattern: str) -> CheckResult:
-    """Re-hash live tensors; a mismatch quarantines the engine. The caller has the mutex.
+async def check(core: Core, version: Version, pattern: str, *, bytes_per_second: int = 0) -> CheckResult:
+    """Re-hash live tensors; a mismatch holds all requests until it is repaired. The caller has the mutex.
 
     Raises:
         Busy: a swap or a recovery came first.
@@ -42,7 +42,7 @@ async def check(core: Core, version: Version, pattern: str) -> CheckResult:
         ModelswapError: the engine could not answer.
     """
     with core.preemptible() as preempted:
-        hashes = await core.engine.hashes(pattern, unless=preempted)
+        hashes = await core.engine.hashes(pattern, unless=preempted, bytes_per_second=bytes_per_second)
     mismatched = compare(version.manifest, hashes, groups=core.engine.groups(), pattern=pattern)
     if not hashes.tensors and not mismatched:
         raise BadRequest(
@@ -50,14 +50,7 @@ async def check(core: Core, version: Version, pattern: str) -> CheckResult:
             advice="use a glob of checkpoint tensor names, for example 'model.layers.0.*'",
         )
     if mismatched:
-        first = mismatched[0]
-        error = DigestMismatch(
-            f"{len(mismatched)} live tensors are not those of {version.digest}, the first is {first.name}",
-            advice="restart the pod; look for damaged memory if it happens again",
-            details={"tensor": first.name, "expected": first.expected, "actual": first.actual},
-        )
-        log.error("%s", error.message)
-        core.unpublish("Quarantined", error.body(), quarantine=True)
+        _found(core, version, mismatched)
     return CheckResult(
         digest=version.digest,
         ok=not mismatched,
@@ -67,6 +60,26 @@ async def check(core: Core, version: Version, pattern: str) -> CheckResult:
         mismatched=mismatched,
         tensors=hashes.tensors,
     )
+
+
+def _found(core: Core, version: Version, mismatched: Sequence[TensorCheck]) -> None:
+    first = mismatched[0]
+    error = DigestMismatch(
+        f"{len(mismatched)} live tensors are not those of {version.digest}, the first is {first.name}",
+        advice="look for damaged memory if it happens again",
+        details={"tensor": first.name, "expected": first.expected, "actual": first.actual},
+    )
+    log.error("%s", error.message)
+    if core.settings.repair_attempts > 0 and version.lasts:  # what was sent cannot be had again
+        core.drifted((item.name for item in mismatched), error.body())
+    else:
+        core.unpublish("Quarantined", error.body(), quarantine=True)
+
+
+def due(core: Core) -> bool:
+    """Say whether the last audit is so long ago that the next one should be made."""
+    every = core.settings.audit_seconds
+    return every > 0 and core.clock.monotonic() - core.audited_at >= every
 
 
 def audit(core: Core) -> None:
@@ -81,7 +94,7 @@ async def _audit(core: Core) -> None:
         while await _preempted(core):
             pass  # whoever came first is before us in the line for the mutex
     finally:
-        core.audit_pending = False
+        core.audit_pending, core.audited_at = False, core.clock.monotonic()
 
 
 async def _preempted(core: Core) -> bool:
@@ -90,7 +103,7 @@ async def _preempted(core: Core) -> bool:
         if version is None:
             return False
         try:
-            result = await check(core, version, "*")
+            result = await check(core, version, "*", bytes_per_second=core.settings.audit_bytes_per_second)
         except Busy:
             return True
         except ModelswapError as error:

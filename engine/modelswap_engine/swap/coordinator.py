@@ -22,18 +22,20 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.protocol.messages import (
     LONGEST_LEASE_SECONDS,
     CancelRequest,
+    CheckAction,
     CheckRequest,
     CheckResult,
     PauseRequest,
     Plan,
     PlanRequest,
+    ReleaseRequest,
     ResumeRequest,
     RollbackRequest,
     SwapRequest,
     SwapStatus,
     VersionRef,
 )
-from modelswap_engine.swap import entry, recovery, shutdown
+from modelswap_engine.swap import entry, recovery, retention, shutdown, snapshot
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.audit import check
@@ -175,6 +177,11 @@ class Coordinator:
         return self._core.quarantined
 
     @property
+    def trusted(self) -> bool:
+        """True unless live tensors are known not to be those of the live version: then no answer may go on."""
+        return not self._core.quarantined and not self._core.drift.names
+
+    @property
     def stuck(self) -> bool:
         """True when only a new process helps: quarantined, and nobody is loading a whole version."""
         return self._core.quarantined and self._core.operations.current is None and not self._core.stopping
@@ -283,10 +290,11 @@ class Coordinator:
         return found.status
 
     async def check(self, request: CheckRequest) -> CheckResult:
-        """Re-hash live tensors; a mismatch takes the engine out of rotation.
+        """Re-hash live tensors; a mismatch with the live version holds all requests until it is repaired.
 
         Raises:
-            BadRequest: the pattern names nothing.
+            BadRequest: the pattern names nothing, or snapshots are switched off.
+            NotFound: a comparison without a snapshot.
             Busy: an operation is in progress.
             NotReady: nothing is live.
         """
@@ -296,7 +304,22 @@ class Coordinator:
         async with core.mutex:
             if core.live is None:
                 raise NotReady("no version is live in this engine", advice="read the state for the reason")
-            return await check(core, core.live, request.pattern)
+            look = {CheckAction.SNAPSHOT: snapshot.take, CheckAction.COMPARE: snapshot.compare}
+            return await look.get(request.action, check)(core, core.live, request.pattern)
+
+    async def release(self, request: ReleaseRequest) -> EngineState:
+        """Give up the retained previous version.
+
+        Raises:
+            Fenced: the caller is not entitled.
+            Busy: an operation is in progress.
+            NotFound: none is retained.
+        """
+        core = self._core
+        fences.check_pod(request.fence, core.settings.pod_uid)
+        fences.check_control(request.fence, core.journal.state.accepted)
+        await retention.give_up(core)
+        return self.state()
 
     async def pause(self, request: PauseRequest) -> EngineState:
         """Hold new requests by lease.

@@ -6,8 +6,9 @@ of the state's entity tag.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -22,6 +23,7 @@ from modelswap_engine.swap import machine
 from modelswap_engine.swap.clock import Clock, Offload, within
 from modelswap_engine.swap.engine import Engine
 from modelswap_engine.swap.gate import Gate
+from modelswap_engine.swap.growth import Growth, observe
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.listener import VersionListener
 from modelswap_engine.swap.lock import UpdateLock
@@ -43,12 +45,30 @@ class Resolver(Protocol):
         """Find and validate the checkpoint at a URI; see :class:`sources.port.Source`."""
 
 
+_DRIFT_HOLD: Final = "drift"
+_DRIFT_PATIENCE: Final = 60.0
+
+
+@dataclass
+class Drift:
+    """Live tensors that are not what the live version says, by checkpoint name; none while all is well.
+
+    ``attempts`` to repair them were made so far, ``repaired`` counts the times that they were right again.
+    """
+
+    names: tuple[str, ...] = ()
+    message: str = ""
+    attempts: int = 0
+    repaired: int = 0
+
+
 class Core:
     """The shared state.
 
     Attributes:
         live: the version that serves; None until one has been proved, and in quarantine.
         previous: the retained previous version.
+        drift: what a check found to be wrong with the live tensors; nobody is answered while there is any.
         reason: why the engine is not ready, "" when it is; ``message`` says it in words.
         update: the weight update that is open, if one is; ``received`` is the version it makes while that is committed.
         quarantined: True when neither version could be proved; only a whole load ends it.
@@ -84,6 +104,8 @@ class Core:
         self.mutex = asyncio.Lock()
         self.live: Version | None = None
         self.previous: Version | None = None
+        self.drift = Drift()
+        self.growth = Growth()
         self.reason = ""
         self.message = ""
         self.quarantined = False
@@ -91,10 +113,14 @@ class Core:
         self.stopping = False
         self.memory = MemoryState()
         self.audit: AuditState | None = None
+        self.snapshot: dict[str, str] = {}
         self.audit_pending = False
         self.update: OpenUpdate | None = None
         self.received: Received | None = None
+        self.audited_at = clock.monotonic()
         self.completed = 0
+        self._previous_until: float | None = None
+        self._loaded_after = 0
         self.restarts = 0
         self.seq = 1
         self.poked = asyncio.Event()
@@ -111,7 +137,8 @@ class Core:
     @property
     def ready(self) -> bool:
         """True when new requests should be routed here; a pause of milliseconds does not change it."""
-        return self.live is not None and not self.reason and not self.stopping and self.engine.healthy
+        serves = self.live is not None and not self.reason and not self.drift.names
+        return serves and not self.stopping and self.engine.healthy
 
     @property
     def etag(self) -> str:
@@ -221,6 +248,8 @@ class Core:
     async def refresh_memory(self) -> None:
         """Ask the engine and the container where the memory is; the holder of the mutex calls it."""
         await self._bound_memory(await self.engine.memory())
+        swaps = self.completed - self._loaded_after
+        self.growth = observe(self.growth, self.memory, swaps=swaps, limits=self.settings.growth)
 
     async def refresh_limits(self) -> None:
         """Ask the container alone: the engine is dead and holds nothing."""
@@ -240,12 +269,45 @@ class Core:
         self.touch()
 
     def healthy(self) -> None:
-        """Say that nothing keeps the engine from being ready."""
-        if self.reason:
+        """Say that nothing keeps the engine from being ready, but for live tensors that are known to be wrong."""
+        if self.drift.names:
+            self.troubled("Drifted", self.drift.message)
+        elif self.reason:
             self.troubled("", "")
+
+    def drifted(self, names: Iterable[str], error: ErrorBody) -> None:
+        """Live tensors are not what they must be: nobody is let in, or answered, until they are repaired."""
+        if not self.drift.names:
+            self.poked.set()
+        self.drift.names, self.drift.message = tuple(names), error.message
+        self.gate.close(_DRIFT_HOLD, allowance=_DRIFT_PATIENCE)
+        self.troubled("Drifted", error.message)
+
+    def sound(self) -> None:
+        """The live tensors have been proved to be what they must be."""
+        self.drift.repaired += bool(self.drift.names)
+        self.drift.names, self.drift.message, self.drift.attempts = (), "", 0
+        self.gate.open(_DRIFT_HOLD)
+        if self.reason == "Drifted":
+            self.healthy()
+
+    def loaded(self) -> None:
+        """A whole version was loaded: memory is as after a start, and every tensor was proved."""
+        self.growth, self._loaded_after = Growth(), self.completed
+        self.sound()
+
+    @property
+    def previous_seconds_left(self) -> float | None:
+        """How long the retained version will be kept; None when there is none, or no bound."""
+        if self.previous is None or self._previous_until is None:
+            return None
+        return max(0.0, self._previous_until - self.clock.monotonic())
 
     def publish(self, version: Version, *, previous: Version | None) -> None:
         """Make a proved version the live one; instant, and never in the middle of anything."""
+        if previous is not self.previous:
+            seconds = self.settings.previous_seconds
+            self._previous_until = self.clock.monotonic() + seconds if seconds > 0 else None
         self.live, self.previous = version, previous
         for listener in self.listeners:
             listener.activate(version.ref)
@@ -294,7 +356,7 @@ class Core:
         )
         records: tuple[Record, ...] = (Outcome(status=status),)
         if state.succeeded and self.live is not None:
-            self.completed += 1
+            self.completed += operation is not self.operations.own
             # A version that was sent cannot be loaded again: a restart goes back to the last one that can.
             records = (Served(version=self.live.ref), *records) if self.live.lasts else records
         await self.record_owed(*records)
@@ -302,8 +364,9 @@ class Core:
 
     def current_status(self) -> SwapStatus | None:
         """Return the latest operation, of this process or before it."""
-        if self.operations.latest is not None:
-            return self.operations.latest.status
+        shown = self.operations.current or self.operations.latest
+        if shown is not None:
+            return shown.status
         return self.journal.state.outcomes[-1] if self.journal.state.outcomes else None
 
     def live_ref(self) -> VersionRef | None:

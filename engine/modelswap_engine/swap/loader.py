@@ -78,6 +78,7 @@ async def load(
         if unless is not None and unless.done():
             unless.result()
         core.publish(version, previous=None)
+        core.loaded()
         core.quarantined = False
     return version
 

@@ -97,15 +97,28 @@ class Operations:
         self._remembered = remembered
         self._known: dict[str, Operation] = {}
         self.latest: Operation | None = None
+        self.own: Operation | None = None
 
     @property
     def current(self) -> Operation | None:
         """The operation that is not done."""
-        return self.latest if self.latest is not None and not self.latest.done else None
+        return next((found for found in (self.own, self.latest) if found is not None and not found.done), None)
 
     def add(self, operation: Operation) -> None:
         """Make this the latest operation."""
-        self.latest = self._known[operation.id] = operation
+        self.latest = operation
+        self._remember(operation)
+
+    def add_own(self, operation: Operation) -> None:
+        """Begin an operation that nobody asked for; it is shown while it runs and does not replace the latest one.
+
+        The last one asked for is what its caller looks for, and counts attempts by.
+        """
+        self.own = operation
+        self._remember(operation)
+
+    def _remember(self, operation: Operation) -> None:
+        self._known[operation.id] = operation
         for key in [key for key, known in self._known.items() if known.done][: max(0, len(self._known) - KEPT)]:
             del self._known[key]
 

@@ -40,6 +40,9 @@ FALLBACKS: Final = {
 }
 """The mode that a Drain turns into when its time is over."""
 
+COPY: Final = "copy"
+"""The commit method that writes into live memory, and so has to save what was there."""
+
 _COLD: Final = "serve this version by a cold restart: set it in the pods' template and restart them"
 _NAMED: Final = 5
 
@@ -71,7 +74,8 @@ class Situation:
 
     ``previous`` is the digest of the retained version or "", ``reserve`` what staging must leave free, ``side`` what
     changed in the side files from the live to the target version, ``resident`` the tensors that need not be read
-    because the engine has received them.
+    because the engine has received them. ``drifted`` are live tensors that are not what the live version says;
+    ``previous_limit`` is how many bytes a retained version may take, -1 for any.
     """
 
     live: VersionRef
@@ -84,15 +88,21 @@ class Situation:
     capabilities: Capabilities
     reserve: int
     resident: frozenset[str] = frozenset()
+    drifted: frozenset[str] = frozenset()
+    previous_limit: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """The plan as it is published, the work when there are no refusals, and whether old requests could go on."""
+    """The plan as it is published, the work when there are no refusals, and what may be done on the way.
+
+    ``continuable``: old requests could go on. ``keep_previous``: the tensors that go stay in memory.
+    """
 
     plan: Plan
     work: Work
     continuable: bool
+    keep_previous: bool
     refusals: tuple[Refused, ...]
 
 
@@ -103,8 +113,9 @@ def decide(situation: Situation, request: PlanRequest) -> Decision:
     mode = _mode(situation, request)
     names = tuple(sorted(_names(situation, change, mode)))
     work = _work(situation, request, names)
-    needed = _bytes(target, _absent(situation, names)) if isinstance(work, ReadTensors) else 0
-    refused = tuple(_refusals(situation, request, change, needed=needed))
+    fetched = _bytes(target, _absent(situation, names)) if isinstance(work, ReadTensors) else 0
+    needed = _memory_needed(situation, work, names)
+    refused = tuple(_refusals(situation, request, change, work=work, needed=needed))
     groups = [] if isinstance(work, Nothing) else touched_groups(names, situation.groups)
     plan = Plan(
         from_digest=situation.live.digest,
@@ -115,15 +126,26 @@ def decide(situation: Situation, request: PlanRequest) -> Decision:
         total_tensors=len(target.tensors),
         total_bytes=target.total_bytes,
         groups=len(groups),
-        bytes_to_fetch=needed,
+        bytes_to_fetch=fetched,
         side_files=[f"{c.file}: {c.key}" if c.key else c.file for c in situation.side if c.verdict is Verdict.APPLIED],
         memory_needed=needed,
         memory_available=situation.memory.available_bytes,
         refusals=[error.body() for error in refused],
-        changed_names=list(change.changed),
+        changed_names=sorted({*change.changed, *situation.drifted}),
     )
-    continuable = not any(item.interrupts for item in situation.side)
-    return Decision(plan=plan, work=work, continuable=continuable, refusals=refused)
+    return Decision(
+        plan=plan,
+        work=work,
+        continuable=not any(item.interrupts for item in situation.side),
+        keep_previous=request.loading.keep_previous and _retainable(situation, names),
+        refusals=refused,
+    )
+
+
+def _retainable(situation: Situation, names: Sequence[str]) -> bool:
+    """Say whether what the swap replaces may stay in memory: it is sound, and not too large."""
+    fits = situation.previous_limit < 0 or _bytes(situation.live_manifest, names) <= situation.previous_limit
+    return fits and not situation.drifted
 
 
 def _mode(situation: Situation, request: PlanRequest) -> LoadingMode:
@@ -136,19 +158,30 @@ def _mode(situation: Situation, request: PlanRequest) -> LoadingMode:
 def _names(situation: Situation, change: Diff, mode: LoadingMode) -> set[str]:
     """Return the tensors to stage: whole groups, and only what the engine reads and the target has."""
     wanted = set(change.changed) if mode is LoadingMode.DIFF else set(situation.target_manifest.by_name)
+    wanted |= situation.drifted
     groups = touched_groups(wanted, situation.groups)
     return {name for group in groups for name in group if name in situation.target_manifest.by_name}
 
 
 def _work(situation: Situation, request: PlanRequest, names: tuple[str, ...]) -> Work:
     target = situation.target_manifest.digest
-    if target == situation.live.digest:
+    if target == situation.live.digest and not situation.drifted:
         return Nothing()
+    if situation.drifted:
+        return ReadTensors(names, drop_previous=True)  # what is retained may be damaged like what is live
     if target == situation.previous and request.loading.mode is not LoadingMode.FULL:
         return UseRetained()
     free = _free(situation)
-    needed = _bytes(situation.target_manifest, _absent(situation, names))
+    needed = _memory_needed(situation, ReadTensors(names, drop_previous=False), names)
     return ReadTensors(names, drop_previous=free is not None and needed > free and situation.memory.previous_bytes > 0)
+
+
+def _memory_needed(situation: Situation, work: Work, names: tuple[str, ...]) -> int:
+    """Return the bytes that the swap takes beside the live ones until it is over: what is read, and what is saved."""
+    target = situation.target_manifest
+    copied = situation.capabilities.commit_method == COPY and not isinstance(work, Nothing)
+    read = _bytes(target, _absent(situation, names)) if isinstance(work, ReadTensors) else 0
+    return read + (_bytes(target, names) if copied else 0)
 
 
 def _absent(situation: Situation, names: Sequence[str]) -> list[str]:
@@ -161,15 +194,17 @@ def _free(situation: Situation) -> int | None:
     return None if available < 0 else max(0, available - situation.reserve)
 
 
-def _refusals(situation: Situation, request: PlanRequest, change: Diff, *, needed: int) -> Iterator[Refused]:
+def _refusals(
+    situation: Situation, request: PlanRequest, change: Diff, *, work: Work, needed: int
+) -> Iterator[Refused]:
     yield from _pin(request.target.digest, situation.target_manifest.digest)
-    if situation.target_manifest.digest == situation.live.digest:
+    if isinstance(work, Nothing):
         return
     yield from _layout(situation, change)
     continues = request.traffic.mode in (TrafficMode.RECOMPUTE, TrafficMode.FREEZE)
     yield from refusals(situation.side, continues_requests=continues)
     yield from _traffic(request.traffic, situation.capabilities)
-    yield from _memory(situation, needed)
+    yield from _memory(situation, work, needed)
 
 
 def _pin(pin: str, digest: str) -> Iterator[Refused]:
@@ -216,15 +251,17 @@ def _traffic(traffic: Traffic, capabilities: Capabilities) -> Iterator[Refused]:
             )
 
 
-def _memory(situation: Situation, needed: int) -> Iterator[Refused]:
+def _memory(situation: Situation, work: Work, needed: int) -> Iterator[Refused]:
     free = _free(situation)
-    if free is None or needed <= free + situation.memory.previous_bytes:
+    # Dropping the retained version makes room, unless it is what is wanted.
+    droppable = situation.memory.previous_bytes if isinstance(work, ReadTensors) else 0
+    if free is None or needed <= free + droppable:
         return
     yield InsufficientMemory(
         f"staging needs {_mib(needed)} MiB, {_mib(free)} MiB may be used"
-        f" (and {_mib(situation.memory.previous_bytes)} MiB of the retained previous version)",
+        f" (and {_mib(droppable)} MiB of the retained previous version)",
         advice="raise the container's memory limit or give the KV cache less",
-        details={"neededMiB": _mib(needed), "availableMiB": _mib(free + situation.memory.previous_bytes)},
+        details={"neededMiB": _mib(needed), "availableMiB": _mib(free + droppable)},
     )
 
 

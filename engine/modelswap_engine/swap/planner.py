@@ -78,6 +78,8 @@ async def _decide(core: Core, request: PlanRequest, version: Version) -> Decisio
             capabilities=capabilities,
             reserve=core.settings.memory_reserve,
             resident=version.resolved.held if isinstance(version.resolved, Received) else frozenset(),
+            drifted=frozenset(core.drift.names),
+            previous_limit=core.settings.previous_bytes,
         ),
         request,
     )

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from modelswap_engine.swap.growth import GrowthLimits
+
 MIB: Final = 1 << 20
 
 
@@ -29,6 +31,13 @@ class SwapSettings:
         journal_seconds: bound of writing to the journal.
         retry_seconds: first and longest pause between attempts to load.
         memory_reserve: bytes that staging leaves free.
+        previous_bytes: bytes that a retained previous version may take, -1 for any; a larger one is not retained.
+        previous_seconds: how long a previous version is retained, 0 for as long as there is room.
+        audit_seconds: how often all live tensors are hashed again, besides after each swap; 0 for never.
+        audit_bytes_per_second: upper bound of the rate of that; 0 for none.
+        repair_attempts: how often damaged live tensors are loaded again before the engine is quarantined; 0 for never.
+        debug_checks: allow remembering live hashes and comparing with them.
+        growth: when a cold restart is advised.
     """
 
     state_dir: Path
@@ -49,3 +58,10 @@ class SwapSettings:
     journal_seconds: float = 30.0
     retry_seconds: tuple[float, float] = (1.0, 30.0)
     memory_reserve: int = 64 * MIB
+    previous_bytes: int = -1
+    previous_seconds: float = 0.0
+    audit_seconds: float = 0.0
+    audit_bytes_per_second: int = 256 * MIB
+    repair_attempts: int = 5
+    debug_checks: bool = False
+    growth: GrowthLimits = field(default_factory=GrowthLimits)

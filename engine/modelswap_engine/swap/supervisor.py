@@ -1,5 +1,7 @@
 """The task that keeps the right version live: it loads at start, again after a worker died, and goes on trying.
 
+It also repairs live tensors that changed by themselves, looks for such from time to time, and lets retained tensors go.
+
 It never puts anything else in the place of what must be served: where that cannot be loaded, nobody is served.
 """
 
@@ -8,10 +10,12 @@ from collections.abc import Callable
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.messages import VersionRef
-from modelswap_engine.swap import loader, recovery
+from modelswap_engine.swap import loader, recovery, retention
+from modelswap_engine.swap.audit import audit, due
 from modelswap_engine.swap.clock import within
 from modelswap_engine.swap.core import Core, log
 from modelswap_engine.swap.records import Outcome, Record, Served, Template
+from modelswap_engine.swap.repair import repair
 from modelswap_engine.swap.startup import Choice, choose, interrupted
 
 
@@ -36,8 +40,8 @@ class Supervisor:
         shortest, longest = core.settings.retry_seconds
         delay = shortest
         while True:
-            lost = core.live is None and not core.quarantined
-            await self._pause(delay if lost else core.settings.poll_seconds)
+            wrong = core.live is None or bool(core.drift.names)
+            await self._pause(delay if wrong and not core.quarantined else core.settings.poll_seconds)
             await core.record_owed()
             if core.quarantined or core.stopping:
                 continue
@@ -45,6 +49,17 @@ class Supervisor:
                 delay = shortest if await self.attempt() else min(longest, delay * 2)
             elif not core.engine.healthy:
                 await self._revive()
+            elif core.drift.names:
+                delay = shortest if await repair(core) else min(longest, delay * 2)
+            else:
+                await self._keep_house()
+
+    async def _keep_house(self) -> None:
+        core = self._core
+        if due(core):
+            audit(core)
+        if retention.expired(core):
+            await recovery.guarded(lambda: retention.expire(core))
 
     async def attempt(self) -> bool:
         """Try once to load what must be served; says whether something is live."""

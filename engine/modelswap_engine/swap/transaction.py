@@ -140,7 +140,7 @@ class Transaction:
             directory=directory,
             tensors=tuple(new.resolved.range_of(name) for name in work.names),
             drop_previous=work.drop_previous,
-            keep_previous=self._request.loading.keep_previous,
+            keep_previous=decision.keep_previous,
         )
 
     async def _exchange(self, decision: Decision, new: Version) -> None:
@@ -159,19 +159,21 @@ class Transaction:
         operation.advance(_S.COMMITTING, stop_latency_seconds=window.seconds, **self._counted(policy))
         replies = await core.engine.commit(operation.id, policy)
         operation.advance(_S.COMMITTED, **_committed(replies, policy))
-        await core.engine.verify(operation.id, new.digest, strict=self._request.loading.verify is VerifyMode.STRICT)
+        # Where memory was damaged, nothing is believed that was not hashed.
+        strict = self._request.loading.verify is VerifyMode.STRICT or bool(core.drift.names)
+        await core.engine.verify(operation.id, new.digest, strict=strict)
         operation.advance(_S.VERIFIED)
         core.publish(new, previous=self._old)
+        core.sound()
         await core.engine.resume(operation.id)
         self._leave()
-        await self._tidy()
+        await self._tidy(keep=decision.keep_previous)
 
-    async def _tidy(self) -> None:
+    async def _tidy(self, *, keep: bool) -> None:
         """The new version serves; nothing that fails from here on takes it back."""
         core, operation = self._core, self._operation
 
         async def tidy() -> None:
-            keep = self._request.loading.keep_previous
             if not keep:
                 core.previous = None
             await core.engine.release(operation.id, previous=not keep)  # what undid the commit is not needed any more

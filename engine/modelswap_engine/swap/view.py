@@ -1,7 +1,11 @@
 """The engine's state as it is published: everything in one message, composed without asking anybody."""
 
+from typing import Final
+
 from modelswap_engine.protocol.engine_state import EngineState, GateState
 from modelswap_engine.swap.core import Core
+
+_NAMES_SHOWN: Final = 100
 
 
 def engine_state(core: Core) -> EngineState:
@@ -24,6 +28,11 @@ def engine_state(core: Core) -> EngineState:
         revision=accepted.revision if accepted is not None else 0,
         live=core.live_ref(),
         previous=core.previous.ref if core.previous is not None else None,
+        previous_seconds_left=-1.0 if core.previous_seconds_left is None else core.previous_seconds_left,
+        drifted=list(core.drift.names[:_NAMES_SHOWN]),
+        repairs=core.drift.repaired,
+        repair=core.operations.own.status if core.operations.own is not None else None,
+        restart_advice=core.growth.advice,
         gate=gate_state(core),
         operation=core.current_status(),
         update=core.update.state(core.clock.monotonic()) if core.update is not None else None,

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from modelswap_engine.weights.mapping import Group, Loader
-from modelswap_engine.weights.pace import Crew, Pace, cores
+from modelswap_engine.weights.pace import Crew, Pace, cores, lower_priority
 
 _EXACT: Final[dict[torch.dtype, frozenset[torch.dtype]]] = {
     torch.bfloat16: frozenset({torch.float32, torch.float64}),
@@ -46,7 +46,7 @@ def hash_groups(
         live: every runtime name's tensor.
         dtypes: of the checkpoint's tensors.
         pace: asked before each tensor.
-        threads: 0 means one per usable core; they have the priority of the caller's.
+        threads: 0 means one per usable core.
 
     Raises:
         Cancelled: ``pace`` was cancelled.
@@ -73,7 +73,7 @@ def hash_groups(
         return sum(live[name].nbytes for name in group.slots)
 
     # The largest first, so that no thread is left alone with one at the end.
-    with ThreadPoolExecutor(threads or cores(), thread_name_prefix="hash") as pool:
+    with ThreadPoolExecutor(threads or cores(), "hash", initializer=lower_priority, initargs=(pace.niceness,)) as pool:
         try:
             for found, size in pool.map(one, sorted(groups, key=weight, reverse=True)):
                 hashes |= found

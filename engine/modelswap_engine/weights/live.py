@@ -6,7 +6,7 @@ holds nothing but assignments.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 
@@ -76,24 +76,19 @@ class LiveTable:
         """Return where every holder of every slot points: the identity that verification compares."""
         return {name: pointers_of(slot) for name, slot in self.slots.items()}
 
-    def nbytes(self) -> int:
-        """Return the live bytes, shared memory counted once."""
-        return storage_bytes({name: slot.tensor for name, slot in self.slots.items()})
-
 
 def pointers_of(slot: Slot) -> tuple[int, ...]:
     """Return where the holders of a slot point now."""
     return tuple(holder.data_ptr() for holder in slot.holders)
 
 
-def storage_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Return the bytes that tensors keep alive; views of one storage count it once."""
-    storages = {
+def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return address → bytes of the memory that tensors keep alive; views of one storage are one."""
+    return {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in tensors.values()
+        for tensor in tensors
         if tensor.device.type != "meta"
     }
-    return sum(storages.values())
 
 
 def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:

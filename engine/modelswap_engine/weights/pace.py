@@ -16,10 +16,14 @@ class Pace:
 
     Args:
         bytes_per_second: upper bound of the rate; 0 means none.
+        niceness: how much threads that are started for the work should give way, 0 to 19.
         clock: monotonic time in seconds.
     """
 
-    def __init__(self, *, bytes_per_second: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, bytes_per_second: int = 0, niceness: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.niceness = niceness
         self._rate = bytes_per_second
         self._clock = clock
         self._due = 0.0

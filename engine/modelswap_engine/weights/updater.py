@@ -15,13 +15,13 @@ import torch
 from modelswap_engine.backends.port import Stage, StageRetained, TensorRange
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ManifestMismatch, NotFound
 from modelswap_engine.weights.hashing import hash_groups, restore_dtype, sha256_of
-from modelswap_engine.weights.live import LiveTable, storage_bytes
+from modelswap_engine.weights.live import LiveTable, storages
 from modelswap_engine.weights.mapping import Group, Loader, fuse
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.reader import check_hash, dtype_of, read_tensor
-from modelswap_engine.weights.stage import build_groups, touched_groups
+from modelswap_engine.weights.stage import build_groups, same_bytes, touched_groups
 from modelswap_engine.weights.transfer.inbox import Held, Inbox
-from modelswap_engine.weights.version import Change, Staged, Version, plan_change
+from modelswap_engine.weights.version import Change, Method, Staged, Version, plan_change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,7 @@ class WeightUpdater:
         slices: hashes of what this process holds of tensors that are split over several, of the live version.
         midway: called after the first pointer of a commit has moved; tests break off here.
         threads: how many read and hash at a time; 0 means one per usable core.
+        method: asked with each preparation how tensors must become live.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class WeightUpdater:
         slices: Mapping[str, str] | None = None,
         midway: Callable[[], None] = lambda: None,
         threads: int = 0,
+        method: Callable[[], Method] = lambda: Method.POINTER,
     ) -> None:
         self._table = LiveTable(module)
         self._loader = loader
         self._midway = midway
         self._threads = threads
+        self._method = method
         self._shapes = meta_tensors(checkpoint)
         self.groups = fuse(loader.plan(self._shapes), self._table)
         self._slices = dict(slices or {})
@@ -89,6 +92,7 @@ class WeightUpdater:
         self._applied: Change | None = None
         self._committed = ""
         self.inbox = Inbox()
+        self._written: Mapping[str, torch.Tensor] = {}
 
     @property
     def digest(self) -> str:
@@ -149,7 +153,7 @@ class WeightUpdater:
 
     def _make_room(self, *, drop_previous: bool) -> None:
         # The undo of the last commit holds two versions; beside a third one that is too much memory.
-        self._staged, self._prepared, self._applied = None, None, None
+        self._staged, self._prepared, self._applied, self._written = None, None, None, {}
         if drop_previous:
             self._previous = None
 
@@ -204,7 +208,7 @@ class WeightUpdater:
         return self._staged
 
     def prepare(self, operation_id: str) -> str:
-        """Work out the commit and its inverse; return the staged digest. Afterwards a commit only moves pointers.
+        """Work out the commit and its inverse; return the staged digest. Afterwards a commit only assigns.
 
         Raises:
             NotFound: nothing is staged for the operation.
@@ -219,6 +223,7 @@ class WeightUpdater:
         self._prepared = plan_change(
             self._table,
             staged,
+            method=self._method(),
             digest=self._digest,
             hashes=self._hashes,
             slices=self._slices,
@@ -226,8 +231,8 @@ class WeightUpdater:
         )
         return staged.version.digest
 
-    def commit(self, operation_id: str) -> None:
-        """Move the pointers. If it raises, :meth:`rollback` still restores every one of them.
+    def commit(self, operation_id: str) -> Method:
+        """Make the staged version live, and say how. If it raises, :meth:`rollback` still restores all of it.
 
         Raises:
             NotFound: the operation is not prepared.
@@ -237,48 +242,49 @@ class WeightUpdater:
             raise NotFound(f"operation {operation_id} is not prepared", advice="prepare it again")
         with self._lock:
             self._prepared, self._applied, self._committed = None, change, operation_id
-            for number, (holder, tensor) in enumerate(change.forward):
-                holder.data = tensor
-                if number == 0:
-                    self._midway()
-            self._take(change.staged.version, change.after)
+            change.apply(change.forward, self._midway)
+            self._take(change, change.staged.version, change.after)
             self._previous, self._staged = change.old, None
+        return change.method
 
-    def rollback(self, operation_id: str) -> None:
-        """Put back what was live before the operation's commit; if nothing of it was committed, do nothing.
+    def rollback(self, operation_id: str) -> Method | None:
+        """Put back what was live before the operation's commit, and say how; None when there was nothing to do.
 
         Raises:
             Busy: the commit can no longer be undone: it was released, or another one came after it.
         """
         if self._staged is not None and self._staged.operation_id == operation_id and self._committed != operation_id:
-            return
+            return None
         change = self._applied
         if change is None or change.staged.operation_id != operation_id:
             if change is None and self._committed != operation_id:
-                return
+                return None
             raise Busy(
                 f"the commit of operation {operation_id} can no longer be undone",
                 advice="load the wanted version",
                 details={"operation": operation_id},
             )
         with self._lock:
-            for holder, tensor in change.backward:
-                holder.data = tensor
-            self._take(change.old, change.before)
+            change.apply(change.backward)
+            self._take(change, change.old, change.before)
             self._previous, self._staged, self._applied = change.older, change.staged, None
             self._committed = ""
+        return change.method
 
-    def _take(self, version: Version, pointers: Mapping[str, tuple[int, ...]]) -> None:
+    def _take(self, change: Change, version: Version, pointers: Mapping[str, tuple[int, ...]]) -> None:
         self._expected.update(pointers)
         self._hashes.update(version.hashes)
         self._slices.update(version.slices)
         self._digest = version.digest
+        self._written = version.tensors if change.method is Method.COPY else {}
 
     def verify(self, *, strict: bool) -> str:
         """Prove that every live pointer is the expected one, with ``strict`` every byte; return the live digest.
 
+        What was copied is compared where it lies, byte for byte.
+
         Raises:
-            Internal: a parameter points elsewhere.
+            Internal: a parameter points elsewhere, or does not hold what was copied into it.
             ManifestMismatch: a live tensor has other bytes than the version's manifest says.
         """
         actual = self._table.pointers()
@@ -289,6 +295,13 @@ class WeightUpdater:
                 advice="the worker rolls back; if that fails, restart it",
                 details={"tensor": moved[0]},
             )
+        for name, tensor in self._written.items():
+            if not same_bytes(self._table.slot_of(name).tensor, tensor):
+                raise Internal(
+                    f"parameter {name} does not hold what was copied into it",
+                    advice="the worker rolls back; look for damaged memory if it happens again",
+                    details={"tensor": name},
+                )
         if strict:
             hashes, _ = self.hash(self.snapshot(), self.groups)
             for name in sorted(hashes.keys() - self._unverifiable):
@@ -311,7 +324,7 @@ class WeightUpdater:
         self.inbox.forget(operation_id)
         if self._staged is not None and self._staged.operation_id == operation_id:
             self._staged, self._prepared = None, None
-        applied, self._applied = self._applied, None
+        applied, self._applied, self._written = self._applied, None, {}
         if previous or (applied is not None and not applied.staged.keep_previous):
             self._previous = None
 
@@ -333,10 +346,25 @@ class WeightUpdater:
         return hash_groups(groups, self._loader, snapshot.tensors, dtypes, pace=pace or Pace(), threads=self._threads)
 
     def sizes(self) -> Sizes:
-        """Return what the versions hold in bytes."""
-        previous: dict[str, torch.Tensor] = {}
-        for number, version in enumerate((self._previous, self._applied.older if self._applied else None)):
-            previous |= {f"{number}.{name}": tensor for name, tensor in (version.tensors if version else {}).items()}
-        staged = self._staged.version.tensors if self._staged and not self._staged.retained else {}
-        waiting = storage_bytes(staged) + self.inbox.nbytes
-        return Sizes(live=self._table.nbytes(), staged=waiting, previous=storage_bytes(previous))
+        """Return what the versions hold in bytes; safe beside a change."""
+        previous_version, staged_version, prepared, applied = (
+            self._previous,
+            self._staged,
+            self._prepared,
+            self._applied,
+        )
+        live = storages(slot.tensor for slot in self._table.slots.values())
+        previous = _held(previous_version, applied.older if applied else None)
+        staged = _held(
+            staged_version.version if staged_version else None,
+            prepared.old if prepared else None,
+            applied.staged.version if applied else None,
+        )
+        # A version that came back is live: what undoes its return must not be counted as if it held it once more.
+        previous = {place: size for place, size in previous.items() if place not in live}
+        beside = sum(size for place, size in staged.items() if place not in live and place not in previous)
+        return Sizes(live=sum(live.values()), staged=beside + self.inbox.nbytes, previous=sum(previous.values()))
+
+
+def _held(*versions: Version | None) -> dict[int, int]:
+    return storages(tensor for version in versions if version is not None for tensor in version.tensors.values())

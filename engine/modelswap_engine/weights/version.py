@@ -1,14 +1,30 @@
 """The values a swap is made of: sets of runtime tensors that stand for a version, and the change between two.
 
-Plain values; they hold memory but move no pointer.
+Plain values; they hold memory, and know how a change is carried out, but not when.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 
 import torch
 
 from modelswap_engine.weights.live import LiveTable, pointers_of
+
+
+class Method(StrEnum):
+    """How tensors become live.
+
+    ``POINTER`` moves the parameters to the new memory: microseconds, whatever the size. ``COPY`` writes the new values
+    into the memory that is there: the only way where captured graphs or compiled code hold its addresses.
+    """
+
+    POINTER = "pointer"
+    COPY = "copy"
+
+
+Assignment = tuple[torch.Tensor, torch.Tensor]
+"""The tensor that changes, and the one it becomes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,38 +55,56 @@ class Staged:
 class Change:
     """A commit and its exact inverse, worked out before the pause.
 
-    ``forward`` and ``backward`` pair every tensor object that must move with the tensor it moves to; ``old`` is the
-    version that comes back, ``older`` what was retained before and comes back as retained.
+    ``forward`` and ``backward`` are all that must be assigned; ``old`` is the version that comes back, ``older`` what
+    was retained before and comes back as retained. With ``COPY`` the values of ``old`` have been saved beside the live
+    ones.
     """
 
     staged: Staged
-    forward: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    backward: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    method: Method
+    forward: tuple[Assignment, ...]
+    backward: tuple[Assignment, ...]
     before: Mapping[str, tuple[int, ...]]
     after: Mapping[str, tuple[int, ...]]
     old: Version
     older: Version | None
+
+    def apply(self, assignments: Iterable[Assignment], midway: Callable[[], None] = lambda: None) -> None:
+        """Assign; ``midway`` is called after the first one."""
+        for number, (live, wanted) in enumerate(assignments):
+            if self.method is Method.COPY:
+                live.copy_(wanted)
+            else:
+                live.data = wanted
+            if number == 0:
+                midway()
 
 
 def plan_change(
     table: LiveTable,
     staged: Staged,
     *,
+    method: Method,
     digest: str,
     hashes: Mapping[str, str],
     slices: Mapping[str, str],
     older: Version | None,
 ) -> Change:
-    """Work out the pointer assignments from the live version (``digest``, ``hashes``, ``slices``) to the staged one."""
-    forward: list[tuple[torch.Tensor, torch.Tensor]] = []
-    backward: list[tuple[torch.Tensor, torch.Tensor]] = []
+    """Work out the assignments from the live version (``digest``, ``hashes``, ``slices``) to the staged one."""
+    forward: list[Assignment] = []
+    backward: list[Assignment] = []
     old: dict[str, torch.Tensor] = {}
     before: dict[str, tuple[int, ...]] = {}
     after: dict[str, tuple[int, ...]] = {}
     for name, tensor in staged.version.tensors.items():
         slot = table.slot_of(name)
+        before[name] = after[name] = pointers_of(slot)
+        if method is Method.COPY:
+            old[name] = slot.tensor.clone()
+            forward.append((slot.tensor, tensor))
+            backward.append((slot.tensor, old[name]))
+            continue
         old[name] = slot.tensor
-        before[name] = pointers_of(slot)
         after[name] = (tensor.data_ptr(),) * len(slot.holders)
         forward += [(holder, tensor) for holder in slot.holders]
         backward += [(holder, old[name]) for holder in slot.holders]
@@ -78,6 +112,7 @@ def plan_change(
     cut = {name: slices[name] for name in staged.version.slices}
     return Change(
         staged=staged,
+        method=method,
         forward=tuple(forward),
         backward=tuple(backward),
         before=before,

@@ -10,6 +10,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
+from modelswap_engine.backends.embedded.settings import CommitMethod
 from modelswap_engine.backends.port import FinishReason, RequestPolicy, Tokens
 from modelswap_engine.protocol.errors import Cancelled, Internal, NotReady, SourceUnreadable, WorkerLost
 from tests.contract.embedded.conftest import SETTINGS, Checkpoints, Engine
@@ -31,8 +32,10 @@ async def faulty() -> AsyncIterator[Engine]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def hasty() -> AsyncIterator[Engine]:
-    """Return an engine whose pauses last half a second, and whose staging is slow."""
-    backend = EmbeddedBackend(replace(SETTINGS, pause_lease_seconds=0.5, stage_bytes_per_second=30_000))
+    """Return an engine whose pauses last half a second, whose staging is slow, and that copies in place."""
+    backend = EmbeddedBackend(
+        replace(SETTINGS, pause_lease_seconds=0.5, stage_bytes_per_second=30_000, commit_method=CommitMethod.COPY)
+    )
     await backend.start()
     yield Engine(backend)
     await backend.stop()
@@ -112,7 +115,8 @@ async def test_an_abandoned_commit_is_undone(hasty: Engine, checkpoints: Checkpo
     before = await answer(hasty.backend, "before")
     operation = await hasty.prepared(checkpoints.v1, checkpoints.v2)
     accepted(await hasty.backend.pause(operation, timeout=20))
-    accepted(await hasty.backend.commit(operation, RequestPolicy.NONE_RUNNING))
+    assert hasty.backend.capabilities().commit_method == "copy"
+    assert accepted(await hasty.backend.commit(operation, RequestPolicy.NONE_RUNNING)).method == "copy"
     # Answered only when the pause has ended.
     assert await answer(hasty.backend, "before") == before
     assert await hasty.holds(checkpoints.v1)

@@ -39,6 +39,10 @@ async def test_swap_follows_to_the_end(ports: Ports) -> None:
     back = await run(ports, "rollback", "-o", "json")
     assert back.exit_code == 0
     assert json.loads(back.stdout)["target"]["version"] == "1.0"
+    assert "1.1" in (await run(ports, "state")).stdout
+    released = await run(ports, "release", "-o", "json")
+    assert released.exit_code == 0
+    assert json.loads(released.stdout)["previous"] is None
 
 
 async def test_a_refused_swap_exits_with_one_and_says_why(ports: Ports) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from tests.support.ports import open_ports
 
-POSTS = ["/plan", "/swaps", "/rollback", "/check", "/pause", "/resume", "/swaps/x/cancel"]
+POSTS = ["/plan", "/swaps", "/rollback", "/check", "/release", "/pause", "/resume", "/swaps/x/cancel"]
 POSTS += ["/updates", *(f"/updates/op/{call}" for call in ("disk", "tensors", "shared", "commit", "abort"))]
 KEYS = [
     "operationId", "fence", "podUid", "ownerUid", "epoch", "revision", "target", "uri", "version", "digest", "traffic",

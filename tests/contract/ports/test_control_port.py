@@ -21,6 +21,7 @@ ROUTES = [
     ("POST", "/swaps/op/cancel"),
     ("POST", "/rollback"),
     ("POST", "/check"),
+    ("POST", "/release"),
     ("POST", "/pause"),
     ("POST", "/resume"),
     ("POST", "/updates"),
@@ -121,6 +122,23 @@ async def test_rollback_puts_the_retained_version_back(ports: Ports) -> None:
     assert status == 202
     assert (await follow(ports.control, "op-2"))[-1]["state"] == "Serving"
     assert (await call(ports.control, "GET", "/state"))[1]["live"]["version"] == "1.0"
+
+
+async def test_the_retained_version_can_be_given_up(ports: Ports) -> None:
+    fence = {"podUid": POD, "ownerUid": "cli", "revision": 2}
+    status, body = await call(ports.control, "POST", "/release", {"fence": fence})
+    assert (status, body["error"]["code"]) == (404, "NotFound")
+    await ports.swap(ports.publish("1.1", norm=b"N" * 2), "op-1")
+    status, state = await call(ports.control, "POST", "/release", {"fence": fence})
+    assert (status, state["previous"], state["memory"]["previousBytes"]) == (200, None, 0)
+    status, body = await call(ports.control, "POST", "/release", {"fence": {**fence, "podUid": "other"}})
+    assert (status, body["error"]["code"]) == (421, "WrongPod")
+
+
+async def test_snapshots_are_off_unless_the_engine_was_started_with_them(ports: Ports) -> None:
+    for action, code in (("Snapshot", "BadRequest"), ("Compare", "BadRequest"), ("Other", "BadRequest")):
+        status, body = await call(ports.control, "POST", "/check", {"action": action})
+        assert (status, body["error"]["code"]) == (400, code)
 
 
 async def test_who_decided_on_another_state_is_told(ports: Ports) -> None:

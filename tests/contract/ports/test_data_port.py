@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from modelswap_engine.protocol.errors import SourceUnreadable, WorkerLost
 from modelswap_engine.protocol.messages import CheckRequest, PauseRequest, VersionRef
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
-from tests.support.ports import CONTEXT, MAX_REQUESTS, MODEL, Ports
+from tests.support.fake_backend import Fault
+from tests.support.ports import CONTEXT, MAX_REQUESTS, MODEL, Ports, open_ports
 from tests.support.scripted_backend import Script
 
 
@@ -394,13 +396,31 @@ async def test_an_answer_from_weights_that_failed_their_hash_is_ended(ports: Por
     assert ports.backend.aborted
 
 
-async def test_a_quarantined_process_asks_to_be_restarted_and_readiness_tells_no_details(ports: Ports) -> None:
+async def test_a_quarantined_process_asks_to_be_restarted_and_readiness_tells_no_details(tmp_path: Path) -> None:
+    async with open_ports(tmp_path, repair_attempts=0) as ports:
+        ports.backend.live["norm"] = b"!!"
+        await ports.coordinator.check(CheckRequest())
+        assert (await ports.control.get("/livez")).status == 503
+        ready = await ports.control.get("/readyz")
+        assert (ready.status, await ready.text()) == (503, "not ready: Quarantined\n")
+        assert (await ports.swap(ports.publish("1.1", norm=b"N" * 2), "op-1")).state is SwapState.SERVING
+        assert (await ports.control.get("/livez")).status == 200
+        await ports.coordinator.pause(PauseRequest(lease_id="a", seconds=30))
+        assert (await ports.control.get("/livez")).status == 200
+
+
+async def test_requests_wait_until_damaged_tensors_are_repaired(ports: Ports) -> None:
     ports.backend.live["norm"] = b"!!"
+    ports.backend.faults["stage"] = Fault.ERROR  # the first attempt fails, or it would be over before anybody looked
+    metrics = await (await ports.control.get("/metrics")).text()
+    assert "modelswap_repairs 0.0" in metrics
     await ports.coordinator.check(CheckRequest())
-    assert (await ports.control.get("/livez")).status == 503
     ready = await ports.control.get("/readyz")
-    assert (ready.status, await ready.text()) == (503, "not ready: Quarantined\n")
-    assert (await ports.swap(ports.publish("1.1", norm=b"N" * 2), "op-1")).state is SwapState.SERVING
+    assert (ready.status, await ready.text()) == (503, "not ready: Drifted\n")
     assert (await ports.control.get("/livez")).status == 200
-    await ports.coordinator.pause(PauseRequest(lease_id="a", seconds=30))
-    assert (await ports.control.get("/livez")).status == 200
+    assert (await chat(ports)).status == 200
+    assert (await ports.control.get("/readyz")).status == 200
+    metrics = await (await ports.control.get("/metrics")).text()
+    assert "modelswap_repairs 1.0" in metrics
+    assert "modelswap_drifted_tensors 0.0" in metrics
+    assert "modelswap_cold_restart_advised 0.0" in metrics

@@ -287,16 +287,6 @@ async def test_a_check_reads_the_live_bytes_back(world, target):
     assert set(one.tensors) == {"norm"}
 
 
-async def test_a_check_that_fails_names_the_tensor_and_takes_the_engine_out(world):
-    world.backend.live["norm"] = b"??"
-    result = await world.clock.run(world.coordinator.check(CheckRequest()))
-    assert not result.ok
-    assert [item.name for item in result.mismatched] == ["norm"]
-    assert world.state.quarantined
-    assert "norm" in world.state.message
-    assert not world.coordinator.ready()
-
-
 async def test_a_check_does_not_wait_for_a_swap(world, target):
     world.sources.hanging.add(target.uri)
     await world.coordinator.swap(request(target))

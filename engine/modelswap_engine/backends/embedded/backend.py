@@ -106,6 +106,7 @@ class EmbeddedBackend:
             version=f"transformers {importlib.metadata.version('transformers')}",
             traffic_modes=[TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.ABORT],
             rollback=True,
+            commit_method=self._facts.commit_method if self._facts is not None else "",
         )
 
     def layout(self) -> Layout:
@@ -147,6 +148,8 @@ class EmbeddedBackend:
             kv_free_bytes=sum(state.kv_free_bytes for state in states),
             kv_cached_bytes=sum(state.kv_cached_bytes for state in states),
             rss_bytes=sum(state.rss_bytes for state in states),
+            allocator_used_bytes=sum(state.allocator_used_bytes for state in states),
+            allocator_reserved_bytes=sum(state.allocator_reserved_bytes for state in states),
         )
 
     # The swap.
@@ -211,7 +214,7 @@ class EmbeddedBackend:
             lambda call: wire.ReleaseCall(call=call, operation_id=operation_id, previous=previous), "releasing"
         )
 
-    async def hashes(self, pattern: str) -> Hashes:
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
         """Re-hash live tensors whose checkpoint names match a glob, while requests run.
 
         Raises:
@@ -220,7 +223,7 @@ class EmbeddedBackend:
             ModelswapError: a rank could not hash.
         """
         answers = await self._ask(
-            lambda call: wire.HashesCall(call=call, pattern=pattern),
+            lambda call: wire.HashesCall(call=call, pattern=pattern, bytes_per_second=bytes_per_second),
             wire.HashesAnswer,
             timeout=self._settings.hash_timeout,
             what="hashing",

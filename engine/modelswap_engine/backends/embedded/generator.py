@@ -239,6 +239,13 @@ class Generator:
             raise Internal("the generation loop is not running")
         return processor
 
+    @property
+    def captured(self) -> bool:
+        """True when steps run as captured graphs or compiled code, which may know weights by address."""
+        runner = self._processor().model_runner
+        graphs = runner.use_cuda_graph_varlen or runner.use_cuda_graph_decode
+        return bool(graphs) or (runner._compiled_varlen, runner._compiled_decode) != (None, None)
+
     def kv_sizes(self) -> KvSizes:
         """Return what the KV cache takes, and how much of it is in use."""
         processor = self._manager.batch_processor

@@ -3,18 +3,21 @@
 import fnmatch
 import time
 from collections.abc import Callable
-from typing import Final
+
+import msgspec
+import torch
 
 from modelswap_engine.backends.embedded import loading, wire
 from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.generator import Generator
-from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.embedded.memory import allocator_bytes, resident_bytes
+from modelswap_engine.backends.embedded.settings import CommitMethod, EmbeddedSettings
 from modelswap_engine.backends.port import Hashes, Load, Tokens
 from modelswap_engine.protocol.engine_state import MemoryState
+from modelswap_engine.weights.addresses import compiled
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.updater import WeightUpdater
-
-_PAGE: Final = 4096
+from modelswap_engine.weights.version import Method
 
 
 class LoadedModel:
@@ -47,6 +50,8 @@ class LoadedModel:
             digest=order.digest,
             checkpoint=order.tensors,
             midway=lambda: faults.hit("midway"),
+            threads=settings.stage_threads,
+            method=lambda: self._method(model, settings.commit_method),
         )
         updater.prove()
         self.generator = Generator(model, settings, digest=lambda: updater.digest, emit=emit, died=died)
@@ -57,7 +62,13 @@ class LoadedModel:
             groups=tuple(group.sources for group in updater.groups),
             vocabulary=loading.vocabulary_of(model),
             max_tokens=min(settings.cache_tokens, context or settings.cache_tokens),
+            commit_method=self._method(model, settings.commit_method),
         )
+
+    def _method(self, model: torch.nn.Module, wanted: CommitMethod) -> Method:
+        if wanted is CommitMethod.AUTO:
+            return Method.COPY if compiled(model) or self.generator.captured else Method.POINTER
+        return Method(wanted)
 
     def hashes(self, pattern: str, *, pace: Pace) -> Hashes:
         """Re-hash live tensors; consistent, because pointers that move on leave the snapshot alone."""
@@ -81,21 +92,18 @@ class LoadedModel:
 
 def memory_of(model: LoadedModel | None) -> MemoryState:
     """Say where the process's memory is; limits are the front's business."""
+    used, reserved = allocator_bytes()
+    process = MemoryState(rss_bytes=resident_bytes(), allocator_used_bytes=used, allocator_reserved_bytes=reserved)
     if model is None:
-        return MemoryState(rss_bytes=_resident_bytes())
+        return process
     sizes = model.updater.sizes()
     kv = model.generator.kv_sizes()
-    return MemoryState(
+    return msgspec.structs.replace(
+        process,
         model_bytes=sizes.live,
         staged_bytes=sizes.staged,
         previous_bytes=sizes.previous,
         kv_cache_bytes=kv.total,
         kv_free_bytes=kv.free,
         kv_cached_bytes=kv.cached,
-        rss_bytes=_resident_bytes(),
     )
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * _PAGE

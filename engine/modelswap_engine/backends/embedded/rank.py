@@ -200,7 +200,7 @@ class Rank:
             model.generator.check(policy)
             self._unproven, self._policy = True, policy
             started = time.perf_counter_ns()
-            model.updater.commit(operation_id)
+            method = model.updater.commit(operation_id)
             requests = model.generator.flush(policy)
             window = (time.perf_counter_ns() - started) / 1000
             return self._reply(
@@ -208,7 +208,7 @@ class Rank:
                 seconds=window / 1e6,
                 commit_microseconds=window,
                 requests=requests,
-                method="pointer",
+                method=method,
                 digest=model.updater.digest,
             )
 
@@ -234,7 +234,6 @@ class Rank:
                 seconds=window / 1e6,
                 commit_microseconds=window,
                 requests=requests,
-                method="pointer",
                 digest=model.updater.digest,
             )
 
@@ -338,6 +337,11 @@ class Rank:
         """End a generation."""
         if self._model is not None:
             self._model.generator.abort(request_id)
+
+    def pace(self, bytes_per_second: int) -> Pace:
+        """Return how fast live tensors are hashed again: as fast as it goes, or beside decoding and slower."""
+        niceness = self._settings.stage_niceness if bytes_per_second else 0
+        return Pace(bytes_per_second=bytes_per_second, niceness=niceness)
 
     def hashes(self, pattern: str, *, pace: Pace) -> Hashes:
         """Re-hash live tensors, while requests run and beside a commit, until ``pace`` is cancelled."""

@@ -1,6 +1,20 @@
 """What an operator of the embedded engine can set; checked here, used on both sides of the worker's socket."""
 
+from enum import StrEnum
+
 import msgspec
+
+
+class CommitMethod(StrEnum):
+    """How staged tensors become live.
+
+    ``AUTO`` points the parameters to them, unless captured graphs or compiled code hold the addresses of the live
+    ones; then it copies them over.
+    """
+
+    AUTO = "auto"
+    POINTER = "pointer"
+    COPY = "copy"
 
 
 class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +29,8 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_requests: requests in one step at most.
         torch_threads: threads of one forward step; 0 means one per usable core.
         ranks: worker processes; the model is not split yet, so only 1 is accepted.
+        commit_method: how staged tensors become live.
+        stage_threads: threads that read, hash and re-hash beside decoding; 0 means one per usable core.
         stage_bytes_per_second: upper bound of the rate of background staging; 0 means none.
         stage_niceness: how much staging gives way to decoding, 0 to 19.
         weight_loaders: import paths (``package.module:function``) of the custom weight loaders that may be used.
@@ -32,6 +48,8 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_requests: int = 64
     torch_threads: int = 0
     ranks: int = 1
+    commit_method: CommitMethod = CommitMethod.AUTO
+    stage_threads: int = 0
     stage_bytes_per_second: int = 512 << 20
     stage_niceness: int = 10
     weight_loaders: tuple[str, ...] = ()

@@ -110,10 +110,11 @@ class ReleaseCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class HashesCall(msgspec.Struct, frozen=True, tag=True):
-    """Re-hash live tensors."""
+    """Re-hash live tensors; with a bound of the rate also at a lower priority than decoding."""
 
     call: int
     pattern: str
+    bytes_per_second: int = 0
 
 
 class CancelStage(msgspec.Struct, frozen=True, tag=True):
@@ -199,6 +200,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     groups: tuple[tuple[str, ...], ...]
     vocabulary: int
     max_tokens: int
+    commit_method: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

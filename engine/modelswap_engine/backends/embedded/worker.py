@@ -100,7 +100,7 @@ class Worker:
             case wire.MemoryCall(call=call):
                 self._connection.send(wire.MemoryAnswer(call=call, memory=self._rank.memory()))
             case wire.HashesCall(call=call):
-                pace = self._hashing[call] = Pace()
+                pace = self._hashing[call] = self._rank.pace(order.bytes_per_second)
                 self._inquiries.put((order, pace))
             case wire.CancelHashes(call=call):
                 if (running := self._hashing.get(call)) is not None:

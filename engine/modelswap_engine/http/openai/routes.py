@@ -149,7 +149,7 @@ class DataPort:
                         text=TextStream(text.decode, stops),
                         eos=frozenset(text.eos),
                         required_digest=live.digest if required else None,
-                        trusted=lambda: not self._coordinator.quarantined,
+                        trusted=lambda: self._coordinator.trusted,
                     )
                     exchange = self._exchange(ask, shape=shape, order=order, answer=answer, outcome=outcome)
                     return await (exchange.stream(request) if ask.stream else exchange.whole())

@@ -1,0 +1,72 @@
+"""What this machine can do at best: SHA-256 and reads on all cores, without any of the product's code.
+
+Staging and checking are held against these figures of the same run. Buffers are reused, so that nothing but the hash
+and the read is timed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+
+from modelswap_engine.backends.port import TensorRange
+
+_CHUNK: Final = 1 << 20
+
+
+class RawSpeed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Bytes per second of all cores together."""
+
+    cores: int
+    sha256: float
+    read: float
+
+    @property
+    def bound(self) -> float:
+        """What reading and hashing can reach when both overlap perfectly."""
+        return min(self.sha256, self.read)
+
+
+def raw_speed(tensors: Sequence[TensorRange]) -> RawSpeed:
+    """Measure with the very files that are staged; they are read once before, so that both runs find them cached."""
+    cores = len(os.sched_getaffinity(0))
+    shares: list[list[TensorRange]] = [[] for _ in range(cores)]
+    for item in sorted(tensors, key=lambda item: item.nbytes, reverse=True):
+        min(shares, key=lambda share: sum(other.nbytes for other in share)).append(item)
+    _all(shares, _read)
+    return RawSpeed(cores=cores, sha256=_all(shares, _hash), read=_all(shares, _read))
+
+
+def _all(shares: Sequence[Sequence[TensorRange]], work: Callable[[Sequence[TensorRange]], int]) -> float:
+    with ThreadPoolExecutor(len(shares)) as pool:
+        started = time.perf_counter()
+        done = sum(pool.map(work, shares))
+        return done / (time.perf_counter() - started)
+
+
+def _hash(share: Sequence[TensorRange]) -> int:
+    buffer = memoryview(bytearray(os.urandom(_CHUNK)))
+    for item in share:
+        digest = hashlib.sha256()
+        for begin in range(0, item.nbytes, _CHUNK):
+            digest.update(buffer[: min(_CHUNK, item.nbytes - begin)])
+        digest.digest()
+    return sum(item.nbytes for item in share)
+
+
+def _read(share: Sequence[TensorRange]) -> int:
+    buffer = memoryview(bytearray(_CHUNK))
+    for item in share:
+        file = os.open(item.path, os.O_RDONLY)
+        try:
+            for begin in range(0, item.nbytes, _CHUNK):
+                os.preadv(file, [buffer[: min(_CHUNK, item.nbytes - begin)]], item.offset + begin)
+        finally:
+            os.close(file)
+    return sum(item.nbytes for item in share)

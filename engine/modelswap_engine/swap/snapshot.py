@@ -1,0 +1,72 @@
+"""Remembering the hashes of live tensors, and saying which have changed since: for finding out who changes weights.
+
+A tool for debugging: unlike an audit it has no opinion about what the tensors should be, and what it finds changes
+nothing.
+"""
+
+import fnmatch
+
+from modelswap_engine.backends.port import Hashes
+from modelswap_engine.protocol.errors import BadRequest, NotFound
+from modelswap_engine.protocol.messages import CheckResult, TensorCheck
+from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.versions import Version
+
+
+async def take(core: Core, version: Version, pattern: str) -> CheckResult:
+    """Remember the hashes of live tensors as they are now, instead of those remembered before.
+
+    Raises:
+        BadRequest: this is switched off, or the pattern names nothing.
+        ModelswapError: the engine could not answer.
+    """
+    hashes = await _hashes(core, pattern)
+    core.snapshot = dict(hashes.tensors)
+    return _result(version, hashes, [])
+
+
+async def compare(core: Core, version: Version, pattern: str) -> CheckResult:
+    """Say which live tensors have changed since the snapshot; one that was not in it counts as changed.
+
+    Raises:
+        BadRequest: this is switched off, or the pattern names nothing.
+        NotFound: no snapshot was taken.
+        ModelswapError: the engine could not answer.
+    """
+    hashes = await _hashes(core, pattern)
+    before = {name: value for name, value in core.snapshot.items() if fnmatch.fnmatchcase(name, pattern)}
+    if not core.snapshot:
+        raise NotFound("no snapshot of the live tensors was taken", advice="check with action Snapshot first")
+    changed = [
+        TensorCheck(name=name, expected=before.get(name, ""), actual=hashes.tensors.get(name, ""))
+        for name in sorted(before.keys() | hashes.tensors.keys())
+        if before.get(name) != hashes.tensors.get(name)
+    ]
+    return _result(version, hashes, changed)
+
+
+async def _hashes(core: Core, pattern: str) -> Hashes:
+    if not core.settings.debug_checks:
+        raise BadRequest(
+            "snapshots of the live tensors are switched off", advice="start the engine with --debug-checks"
+        )
+    with core.preemptible() as preempted:
+        hashes = await core.engine.hashes(pattern, unless=preempted)
+    if not hashes.tensors:
+        raise BadRequest(
+            f"no tensor that can be read back matches {pattern[:200]!r}",
+            advice="use a glob of checkpoint tensor names, for example 'model.layers.0.*'",
+        )
+    return hashes
+
+
+def _result(version: Version, hashes: Hashes, changed: list[TensorCheck]) -> CheckResult:
+    return CheckResult(
+        digest=version.digest,
+        ok=not changed,
+        checked=len(hashes.tensors),
+        bytes=hashes.bytes,
+        seconds=hashes.seconds,
+        mismatched=changed,
+        tensors=hashes.tensors,
+    )

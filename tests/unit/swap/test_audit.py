@@ -1,0 +1,70 @@
+"""Looking at live tensors from time to time, and the snapshots for debugging."""
+
+import pytest
+
+from modelswap_engine.protocol.errors import BadRequest, NotFound
+from modelswap_engine.protocol.messages import CheckAction, CheckRequest
+from tests.support.swapping import World, checkpoint
+
+
+async def started(tmp_path, **bounds):
+    world = World(tmp_path, **bounds)
+    await world.start()
+    return world
+
+
+async def test_it_is_repeated_at_its_rate_and_finds_what_changed_meanwhile(tmp_path):
+    world = await started(tmp_path, audit_seconds=3600, audit_bytes_per_second=1000)
+    await world.clock.advance(3590)
+    assert world.state.audit is None
+    await world.clock.advance(20)
+    assert world.state.audit.ok
+    world.backend.live["norm"] = b"??"
+    await world.clock.advance(3610)
+    world.assert_serves(world.template)
+    assert world.state.repairs == 1
+    assert world.backend.rates[:2] == [1000, 1000]
+    await world.stop()
+
+
+async def test_an_audit_after_a_swap_counts_as_one(tmp_path):
+    world = await started(tmp_path, audit_seconds=3600)
+    await world.clock.advance(3000)
+    await world.swap(world.publish("1.1", checkpoint(q=b"QQQQ")))
+    await world.clock.settle()
+    assert world.backend.steps.count("hashes") == 1
+    await world.clock.advance(3000)
+    assert world.backend.steps.count("hashes") == 1
+    await world.clock.advance(700)
+    assert world.backend.steps.count("hashes") == 2
+    await world.stop()
+
+
+async def check(world, action, pattern="*"):
+    return await world.clock.run(world.coordinator.check(CheckRequest(pattern=pattern, action=action)))
+
+
+async def test_a_comparison_names_what_changed_since_the_snapshot_and_touches_nothing(tmp_path):
+    world = await started(tmp_path, debug_checks=True)
+    with pytest.raises(NotFound, match="no snapshot"):
+        await check(world, CheckAction.COMPARE)
+    assert (await check(world, CheckAction.SNAPSHOT)).ok
+    assert (await check(world, CheckAction.COMPARE)).ok
+    target = world.publish("1.1", checkpoint(q=b"QQQQ"))
+    await world.swap(target)
+    found = await check(world, CheckAction.COMPARE)
+    assert [item.name for item in found.mismatched] == ["q"]
+    assert found.digest == target.digest
+    assert (await check(world, CheckAction.COMPARE, "n*")).ok
+    world.assert_serves(target)
+    with pytest.raises(BadRequest, match="nothing"):
+        await check(world, CheckAction.COMPARE, "nothing")
+    await world.stop()
+
+
+@pytest.mark.parametrize("action", [CheckAction.SNAPSHOT, CheckAction.COMPARE])
+async def test_snapshots_are_off_unless_asked_for(tmp_path, action):
+    world = await started(tmp_path)
+    with pytest.raises(BadRequest, match="switched off"):
+        await check(world, action)
+    await world.stop()
