@@ -15,6 +15,14 @@ from typing import Any
 Classifier = Callable[["Answer"], bool]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """So many tokens of an answer, and the version that made them, as the answer says."""
+
+    version: str
+    tokens: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Answer:
     """One request and what came of it; times are seconds of a monotonic clock.
@@ -22,8 +30,10 @@ class Answer:
     Attributes:
         version: label in the response's headers.
         digests: every digest the answer named: header, fingerprint of each chunk, spans.
+        spans: what the last chunk of an answer of several versions says.
         tokens_at: when each piece of text arrived.
         failure: why it was not served; empty when it was.
+        error: the server's own words about that, when it had any.
     """
 
     prompt: str
@@ -31,10 +41,12 @@ class Answer:
     text: str = ""
     version: str = ""
     digests: set[str] = field(default_factory=set)
+    spans: list[Span] = field(default_factory=list)
     tokens_at: list[float] = field(default_factory=list)
     finish: str = ""
     ended: float = 0.0
     failure: str = ""
+    error: dict[str, Any] = field(default_factory=dict)
     mixed: bool = False
 
     @property
@@ -52,6 +64,7 @@ class Answer:
         spans = extension.get("spans", ()) if isinstance(extension, dict) else ()
         for span in spans:
             self.saw_digest(span.get("digest"))
+            self.spans.append(Span(version=str(span.get("version", "")), tokens=int(span.get("tokens", 0))))
 
 
 def mixed_by_digest(answer: Answer) -> bool:

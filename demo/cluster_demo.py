@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from demo import report
+from demo.asking import Question, ask_once
 from demo.background import BackgroundLoad
 from demo.console import complain, heading, say, step
-from demo.load import ask_once
 from demo.model import DemoModels, ensure_models, manifest_of
 from demo.report import Facts
 from demo.slot import NAME, DemoSlot, Unsettled, commands_prefix, write_model_version
@@ -157,7 +157,7 @@ class Demo:
         return BackgroundLoad(self.cluster.data_url, model=NAME)
 
     def _ask(self, version: str) -> str:
-        answer = asyncio.run(ask_once(self.cluster.data_url, model=NAME, prompt=QUESTION))
+        answer = asyncio.run(ask_once(self.cluster.data_url, Question(model=NAME, prompt=QUESTION)))
         self._expect(answer.served and answer.version == version, f"not an answer of {version}: {answer}")
         say(f"{QUESTION}\n   {answer.version}: {answer.text.strip()}")
         return answer.text.strip()

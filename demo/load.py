@@ -12,15 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
-
-import httpx2
-import openai
+from typing import Final, Self
 
 from demo.answers import Answer, Classifier, Summary, mixed_by_digest, summarize
+from demo.asking import TIMEOUT_SECONDS, CountingTransport, Question, ask, client_of
 
-VERSION_HEADER: Final = "x-modelswap-version"
-DIGEST_HEADER: Final = "x-modelswap-digest"
 # fmt: off
 _COUNTRIES: Final = (
     "France", "Italy", "Spain", "Japan", "China", "India", "Egypt", "Kenya", "Peru", "Chile", "Cuba", "Canada",
@@ -46,6 +42,7 @@ class Load:
         max_tokens: length of answers.
         prompts: number of the request → its text.
         mixed: says whether an ended answer is mixed.
+        ignore_eos: answers always have their full length.
         pause: seconds a stream waits between requests.
         timeout: seconds until a request counts as failed.
     """
@@ -59,14 +56,15 @@ class Load:
         max_tokens: int = 24,
         prompts: Callable[[int], str] = country_prompts,
         mixed: Classifier = mixed_by_digest,
+        ignore_eos: bool = False,
         pause: float = 0.0,
-        timeout: float = 120.0,
+        timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         self._url, self._model, self._streams = url.rstrip("/"), model, streams
         self._max_tokens, self._prompts, self._mixed = max_tokens, prompts, mixed
-        self._pause, self._timeout = pause, timeout
+        self._ignore_eos, self._pause, self._timeout = ignore_eos, pause, timeout
         self.answers: list[Answer] = []
-        self._connections: list[_CountingTransport] = []
+        self._connections: list[CountingTransport] = []
         self._numbers = iter(range(sys.maxsize))
         self._stopping = asyncio.Event()
         self._ended = asyncio.Condition()
@@ -112,6 +110,14 @@ class Load:
         now = time.monotonic()
         await self.until(lambda: sum(a.served and a.started >= now for a in self.answers) >= count)
 
+    def _question(self, number: int) -> Question:
+        return Question(
+            model=self._model,
+            prompt=self._prompts(number),
+            max_tokens=self._max_tokens,
+            ignore_eos=self._ignore_eos,
+        )
+
     async def _stream(self) -> None:
         try:
             await self._keep_asking()
@@ -120,88 +126,17 @@ class Load:
                 self._ended.notify_all()
 
     async def _keep_asking(self) -> None:
-        transport = _CountingTransport()
+        transport = CountingTransport()
         self._connections.append(transport)
-        client = openai.AsyncOpenAI(
-            base_url=f"{self._url}/v1",
-            api_key="none",
-            max_retries=0,
-            timeout=self._timeout,
-            http_client=openai.DefaultAsyncHttpxClient(transport=transport),
-        )
-        async with client:
+        async with client_of(self._url, transport=transport, timeout=self._timeout) as client:
             while not self._stopping.is_set():
-                answer = await ask(
-                    client, model=self._model, prompt=self._prompts(next(self._numbers)), max_tokens=self._max_tokens
-                )
+                answer = await ask(client, self._question(next(self._numbers)))
                 answer.mixed = self._mixed(answer)
                 async with self._ended:
                     self.answers.append(answer)
                     self._ended.notify_all()
                 # A server that is gone answers at once; without a breath this would spin.
                 await asyncio.sleep(self._pause if answer.served else max(self._pause, 0.2))
-
-
-class _CountingTransport(httpx2.AsyncHTTPTransport):
-    """HTTP over one connection at a time, counting how often it had to be opened."""
-
-    def __init__(self) -> None:
-        super().__init__(limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1))
-        self.opened = 0
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        request.extensions = {**request.extensions, "trace": self._trace}
-        return await super().handle_async_request(request)
-
-    async def _trace(self, event: str, _: object) -> None:
-        if event == "connection.connect_tcp.complete":
-            self.opened += 1
-
-
-async def ask(client: openai.AsyncOpenAI, *, model: str, prompt: str, max_tokens: int) -> Answer:
-    """Send one streaming chat completion and follow it to its end, whatever that is."""
-    answer = Answer(prompt=prompt, started=time.monotonic())
-    try:
-        await _follow(client, answer, model=model, max_tokens=max_tokens)
-        if not answer.finish:
-            answer.failure = "the stream ended without a finish_reason"
-    except openai.APIStatusError as error:
-        answer.failure = f"HTTP {error.status_code}: {error.message}"
-    except openai.APIError as error:
-        # Its message is often just "Connection error."; the cause says which.
-        answer.failure = f"{type(error).__name__}: {error.__cause__ or error.message}"
-    except httpx2.HTTPError as error:
-        answer.failure = f"{type(error).__name__}: {error}"
-    answer.ended = time.monotonic()
-    return answer
-
-
-async def _follow(client: openai.AsyncOpenAI, answer: Answer, *, model: str, max_tokens: int) -> None:
-    raw = await client.chat.completions.with_raw_response.create(
-        model=model,
-        messages=[{"role": "user", "content": answer.prompt}],
-        max_tokens=max_tokens,
-        temperature=0.0,
-        stream=True,
-    )
-    answer.version = raw.headers.get(VERSION_HEADER, "")
-    answer.saw_digest(raw.headers.get(DIGEST_HEADER))
-    async with raw.parse() as stream:
-        async for chunk in stream:
-            answer.saw_digest(chunk.system_fingerprint)
-            extra: dict[str, Any] = chunk.model_extra or {}
-            answer.saw_spans(extra.get("modelswap"))
-            for choice in chunk.choices:
-                if choice.delta.content:
-                    answer.text += choice.delta.content
-                    answer.tokens_at.append(time.monotonic())
-                answer.finish = choice.finish_reason or answer.finish
-
-
-async def ask_once(url: str, *, model: str, prompt: str, max_tokens: int = 32) -> Answer:
-    """Ask one question on a connection of its own."""
-    async with openai.AsyncOpenAI(base_url=f"{url.rstrip('/')}/v1", api_key="none", max_retries=0) as client:
-        return await ask(client, model=model, prompt=prompt, max_tokens=max_tokens)
 
 
 async def _run(options: argparse.Namespace) -> Summary:

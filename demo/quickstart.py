@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from demo.answers import Classifier, Summary, mixed_by_digest
+from demo.asking import Question, ask_once
 from demo.console import complain, heading, megabytes, milliseconds, say
 from demo.engine import CommandFailed, Engine
-from demo.load import Load, ask_once
+from demo.load import Load
 from demo.model import DemoModels, ensure_models, manifest_of
 from modelswap_engine.protocol.messages import SwapStatus
 
@@ -131,8 +132,8 @@ class Quickstart:
     async def _step(self, version: str, engine: Engine, load: Load) -> None:
         """Let clients be answered, and show what the version says to the same questions."""
         await load.served_more(self._settings.served_between)
-        asking = (ask_once(engine.data_url, model=self._settings.name, prompt=q) for q in self._settings.questions)
-        answers = await asyncio.gather(*asking)
+        questions = [Question(model=self._settings.name, prompt=text) for text in self._settings.questions]
+        answers = await asyncio.gather(*(ask_once(engine.data_url, question) for question in questions))
         for answer in answers:
             self._expect(answer.served and answer.version == version, f"not an answer of {version}: {answer}")
             say(f"{answer.prompt}\n   {version}: {answer.text.strip()}")

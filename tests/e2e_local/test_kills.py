@@ -5,21 +5,15 @@ import os
 import signal
 from pathlib import Path
 
-import openai
 import pytest
 
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.states import SwapState
 from tests.e2e_local.conftest import Serve
-from tests.support.load import Answer, ask
+from tests.support.clients import asking, makers
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
-
-
-async def answer_of(served: Served) -> Answer:
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
-        return await ask(client, tokens=16)
 
 
 async def until_ready(served: Served) -> None:
@@ -27,8 +21,8 @@ async def until_ready(served: Served) -> None:
 
 
 async def assert_serves(served: Served, version: str) -> None:
-    answer = await answer_of(served)
-    assert (answer.error, answer.version, answer.makers) == ("", version, {version})
+    answer = await asking(served.data_url, tokens=16)
+    assert (answer.failure, answer.version, makers(answer)) == ("", version, {version})
     state = served.state()
     assert state.live is not None
     assert state.live.version == version

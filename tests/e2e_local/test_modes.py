@@ -4,15 +4,16 @@ Drain and Recompute are proved in test_swap.py. The two versions cannot be confu
 """
 
 import asyncio
+import time
 from pathlib import Path
 
-import openai
 import pytest
 
+from demo.answers import Answer
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
-from tests.support.load import Answer, ask, load
+from tests.support.clients import asking, honest, load_on, makers
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
@@ -23,28 +24,27 @@ LONG = 1900
 async def caught(served: Served, target: Path, version: str, mode: TrafficMode) -> tuple[Answer, SwapStatus]:
     """Swap in the middle of a long answer; return that answer and how the swap ended."""
     operation = f"{mode}-to-{version}"
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
-        begun = asyncio.Event()
-        answering = asyncio.create_task(ask(client, tokens=LONG, begun=begun))
-        await begun.wait()
-        await asyncio.to_thread(served.begin, target, version, operation=operation, mode=mode)
-        status = await asyncio.to_thread(served.ended, operation)
-        assert status.state is SwapState.SERVING, status.error
-        return await answering, status
+    begun = asyncio.Event()
+    answering = asking(served.data_url, tokens=LONG, begun=begun)
+    await begun.wait()
+    await asyncio.to_thread(served.begin, target, version, operation=operation, mode=mode)
+    status = await asyncio.to_thread(served.ended, operation)
+    assert status.state is SwapState.SERVING, status.error
+    return await answering, status
 
 
 async def test_freeze_goes_on_in_the_middle_of_answers_and_says_where(served: Served, pair: Path) -> None:
-    async with load(served.base_url, clients=4, tokens=48) as clients:
-        await clients.more(6)
+    async with load_on(served.data_url) as load:
+        await load.served_more(6)
         answer, status = await caught(served, pair / "v2", "1.1", TrafficMode.FREEZE)
-        await clients.more(6)
-    assert not clients.failed
-    assert all(one.honest for one in clients.answers)
-    assert {maker for one in clients.answers for maker in one.makers} == {"1.0", "1.1"}
+        await load.served_more(6)
+    assert load.summary().failed == 0, load.summary().lines()
+    assert all(map(honest, load.answers))
+    assert set().union(*map(makers, load.answers)) == {"1.0", "1.1"}
     assert status.frozen_requests >= 1
-    assert [span["version"] for span in answer.spans] == ["1.0", "1.1"]
-    turn = answer.spans[0]["tokens"]
-    assert (answer.error, turn + answer.spans[1]["tokens"], len(answer.text)) == ("", LONG, LONG)
+    assert [span.version for span in answer.spans] == ["1.0", "1.1"]
+    turn = answer.spans[0].tokens
+    assert (answer.failure, turn + answer.spans[1].tokens, len(answer.text)) == ("", LONG, LONG)
     assert answer.text[:turn].islower()
     assert answer.text[turn:].isupper()
     memory = served.state().memory
@@ -52,17 +52,19 @@ async def test_freeze_goes_on_in_the_middle_of_answers_and_says_where(served: Se
 
 
 async def test_abort_ends_answers_with_an_error_that_says_try_again(served: Served, pair: Path) -> None:
-    async with load(served.base_url, clients=4, tokens=48) as clients:
-        await clients.more(6)
+    async with load_on(served.data_url) as load:
+        await load.served_more(6)
         answer, status = await caught(served, pair / "v2", "1.1", TrafficMode.ABORT)
-        before = len(clients.answers)
-        await clients.more(8)
+        since = time.monotonic()
+        await load.served_more(8)
     assert status.aborted_requests >= 1
-    for one in (answer, *clients.failed):
+    failed = [one for one in load.answers if not one.served]
+    for one in (answer, *failed):
         # The error came as an event of the stream, after what had been said by the one version that answered.
-        assert one.error_body["code"] == "interrupted", one
-        assert one.error_body["retryable"] is True
-        assert (one.version, one.makers, one.finish) == ("1.0", {"1.0"}, None)
-    assert len(clients.failed) <= 4
-    assert not clients.mixed
-    assert all(one.error == "" and one.version == "1.1" for one in clients.answers[before + 4 :])
+        assert one.error["code"] == "interrupted", one
+        assert one.error["retryable"] is True
+        assert (one.version, makers(one), one.finish) == ("1.0", {"1.0"}, "")
+    assert len(failed) <= 4
+    assert load.summary().mixed == 0
+    afterwards = [one for one in load.answers if one.started >= since]
+    assert all(one.served and one.version == "1.1" for one in afterwards)

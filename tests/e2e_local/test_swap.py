@@ -10,12 +10,13 @@ from pathlib import Path
 import openai
 import pytest
 
+from demo.answers import Answer
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import CheckRequest, CheckResult
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.e2e_local.conftest import Serve
-from tests.support.load import Answer, ask, load
+from tests.support.clients import asking, honest, load_on, makers
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
@@ -49,34 +50,34 @@ async def swap(served: Served, source: Path, version: str, *options: str) -> Non
 
 async def test_drain_under_load_then_recompute_back(served: Served, pair: Path) -> None:
     before = served.state()
-    async with load(served.base_url, clients=4, tokens=48) as clients:
-        await clients.more(6)
+    async with load_on(served.data_url, streams=4, max_tokens=48) as load:
+        await load.served_more(6)
         await swap(served, pair / "v2", "1.1")
-        await clients.more(6)
-        assert not clients.mixed  # Drain: no answer shows two versions, and both versions were seen
-        assert {maker for answer in clients.answers for maker in answer.makers} == {"1.0", "1.1"}
-        async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
-            caught = await recomputed(served, client, pair)
-        await clients.more(6)
-    assert not clients.failed
+        await load.served_more(6)
+        # Drain: no answer shows two versions, and both versions were seen
+        assert load.summary().mixed == 0
+        assert set().union(*map(makers, load.answers)) == {"1.0", "1.1"}
+        caught = await recomputed(served, pair)
+        await load.served_more(6)
+    assert load.summary().failed == 0, load.summary().lines()
     # Recompute: an answer that was caught goes on with the new weights, and says so token by token.
-    assert [span["version"] for span in caught.spans] == ["1.1", "1.0"]
-    turn = caught.spans[0]["tokens"]
-    assert (caught.error, turn + caught.spans[1]["tokens"], len(caught.text)) == ("", LONG, LONG)
+    assert [span.version for span in caught.spans] == ["1.1", "1.0"]
+    turn = caught.spans[0].tokens
+    assert (caught.failure, turn + caught.spans[1].tokens, len(caught.text)) == ("", LONG, LONG)
     assert caught.text[:turn].isupper()
     assert caught.text[turn:].islower()
-    for answer in clients.answers:
-        assert answer.honest, answer
+    for answer in load.answers:
+        assert honest(answer), answer
     # The same processes, now exactly the old bytes again, by the file's own hashes.
     after = served.state()
     assert (after.boot_id, after.ranks[0].pid, after.restarts) == (before.boot_id, before.ranks[0].pid, 0)
     assert live_hashes(served) == file_hashes(pair / "v1")
 
 
-async def recomputed(served: Served, client: openai.AsyncOpenAI, pair: Path) -> Answer:
+async def recomputed(served: Served, pair: Path) -> Answer:
     """Return an answer in whose middle a Recompute swap to 1.0 happened."""
     begun = asyncio.Event()
-    answering = asyncio.create_task(ask(client, tokens=LONG, begun=begun))
+    answering = asking(served.data_url, tokens=LONG, begun=begun)
     await begun.wait()
     await asyncio.to_thread(served.begin, pair / "v1", "1.0", operation="back", mode=TrafficMode.RECOMPUTE)
     status = await asyncio.to_thread(served.ended, "back")
@@ -137,7 +138,7 @@ def spoil(pair: Path, folder: Path) -> dict[str, tuple[Path, list[str], str]]:
 async def test_bad_versions_are_refused_before_anything_is_touched(served: Served, pair: Path, tmp_path: Path) -> None:
     bad = spoil(pair, tmp_path)
     worker = served.worker_pid()
-    async with load(served.base_url, clients=2, tokens=24) as clients:
+    async with load_on(served.data_url, streams=2, max_tokens=24) as load:
         for name, (folder, options, reason) in bad.items():
             done = await asyncio.to_thread(
                 served.command, "swap", "--source", folder.as_uri(), "--version", name, "-o", "json", *options
@@ -148,9 +149,9 @@ async def test_bad_versions_are_refused_before_anything_is_touched(served: Serve
             assert status["state"] == "Aborted"
             assert status["pauseSeconds"] in (None, 0), name
             assert "Traceback" not in done.out + done.err
-        await clients.more(2)
-    assert not clients.failed
-    assert {maker for answer in clients.answers for maker in answer.makers} == {"1.0"}
+        await load.served_more(2)
+    assert load.summary().clean, load.summary().lines()
+    assert set().union(*map(makers, load.answers)) == {"1.0"}
     state = served.state()
     assert state.live is not None
     assert (state.live.version, state.ready, state.restarts, state.ranks[0].pid) == ("1.0", True, 0, worker)
@@ -161,24 +162,22 @@ async def test_bad_versions_are_refused_before_anything_is_touched(served: Serve
 
 async def test_sigterm_serves_whoever_comes_until_nobody_is_left(serve: Serve) -> None:
     served = serve()
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
-        first = asyncio.create_task(ask(client, tokens=400))
-        while served.state().gate.in_flight == 0:
-            await asyncio.sleep(0.02)
-        served.terminate()
-        while served.probe("/readyz") == 200:
-            await asyncio.sleep(0.02)
-        assert served.probe("/livez") == 200
-        late = await ask(client, tokens=4)
-        assert (late.error, len(late.text)) == ("", 4)
-        answer = await first
-        assert answer.error == ""
-        assert len(answer.text) == 400
+    first = asking(served.data_url, tokens=400)
+    while served.state().gate.in_flight == 0:
+        await asyncio.sleep(0.02)
+    served.terminate()
+    while served.probe("/readyz") == 200:
+        await asyncio.sleep(0.02)
+    assert served.probe("/livez") == 200
+    late = await asking(served.data_url, tokens=4)
+    assert (late.failure, len(late.text)) == ("", 4)
+    answer = await first
+    assert (answer.failure, len(answer.text)) == ("", 400)
     assert await asyncio.to_thread(served.wait) == 0
 
 
 async def test_a_client_that_goes_away_ends_its_generation(served: Served) -> None:
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key="unused", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{served.data_url}/v1", api_key="unused", max_retries=0) as client:
         stream = await client.completions.create(
             model="tiny", prompt="a", max_tokens=1900, stream=True, temperature=0, extra_body={"ignore_eos": True}
         )

@@ -70,9 +70,9 @@ class Served:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def base_url(self) -> str:
-        """The data port as OpenAI clients want it."""
-        return f"http://127.0.0.1:{self.port}/v1"
+    def data_url(self) -> str:
+        """The data port."""
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def control_url(self) -> str:
