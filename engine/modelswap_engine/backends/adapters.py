@@ -58,7 +58,6 @@ class LoadAdapter(Record, frozen=True, kw_only=True):
     operation_id: str
     adapter_id: str
     digest: str
-    base_digest: str
     config: str
     modules: tuple[AdapterModule, ...]
 

@@ -47,6 +47,7 @@ class MemoryState(Message, frozen=True, kw_only=True):
     kv_cache_bytes: int = 0
     kv_free_bytes: int = 0
     kv_cached_bytes: int = 0
+    adapter_bytes: int = 0
     rss_bytes: int = 0
     allocator_used_bytes: int = 0
     allocator_reserved_bytes: int = 0

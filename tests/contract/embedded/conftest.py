@@ -15,8 +15,15 @@ from tests.support.custom_loaders import BROKEN, MISSING, RENAMED
 from tests.support.orders import accepted, hashes_of, load_order, stage_order
 from tests.support.serve import ROOT
 
+# With adapters installed in every test: the base has to be swapped, hashed and put back as if they were not there.
 SETTINGS = EmbeddedSettings(
-    page_size=16, num_blocks=64, max_batch_tokens=128, torch_threads=1, weight_loaders=(RENAMED, BROKEN, MISSING)
+    page_size=16,
+    num_blocks=64,
+    max_batch_tokens=128,
+    torch_threads=1,
+    weight_loaders=(RENAMED, BROKEN, MISSING),
+    lora_slots=2,
+    lora_max_rank=8,
 )
 
 

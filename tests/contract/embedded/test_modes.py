@@ -4,6 +4,7 @@ The pages are small (16 tokens), so that every prompt here leaves some behind th
 """
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -101,7 +102,18 @@ async def test_a_commit_taken_back_leaves_frozen_requests_as_they_were(
     assert {item.digest for item in items} == {digest_of(checkpoints.v1)}
 
 
-async def test_pages_are_shared_within_an_adapter_only(engine: Engine) -> None:
+async def test_pages_are_shared_within_an_adapter_only(
+    engine: Engine, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    from tests.support.lora import adapter_order, speaking
+
+    names = []
+    for slot, letter in enumerate("kq"):
+        order = await adapter_order(speaking(checkpoints.v1, tmp_path / letter, letter), engine.backend.adapters())
+        accepted(await engine.backend.load_adapter(order))
+        accepted(await engine.backend.place_adapter(order.adapter_id, slot))
+        names.append(order.adapter_id)
+
     async def kept_after(adapter: str) -> int:
         items = await collect(engine.backend.generate(msgspec.structs.replace(prompt(LONG, tokens=4), adapter=adapter)))
         assert items[-1].finish is FinishReason.LENGTH, items[-1].error
@@ -110,9 +122,9 @@ async def test_pages_are_shared_within_an_adapter_only(engine: Engine) -> None:
     once = await kept_after("")
     assert once > 0
     assert await kept_after("") == once
-    assert await kept_after("one@0123") == 2 * once
-    assert await kept_after("two@4567") == 3 * once
-    assert await kept_after("one@0123") == 3 * once
+    assert await kept_after(names[0]) == 2 * once
+    assert await kept_after(names[1]) == 3 * once
+    assert await kept_after(names[0]) == 3 * once
 
 
 async def test_recomputed_requests_come_back_one_after_the_other(engine: Engine, checkpoints: Checkpoints) -> None:

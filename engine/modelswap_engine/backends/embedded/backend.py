@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.limits import check_request
 from modelswap_engine.backends.embedded.process import CallOff, WorkerProcess
@@ -107,6 +108,7 @@ class EmbeddedBackend:
             traffic_modes=[TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.ABORT],
             rollback=True,
             commit_method=self._facts.commit_method if self._facts is not None else "",
+            max_loras=self._settings.lora_slots,
         )
 
     def layout(self) -> Layout:
@@ -147,6 +149,7 @@ class EmbeddedBackend:
             kv_cache_bytes=sum(state.kv_cache_bytes for state in states),
             kv_free_bytes=sum(state.kv_free_bytes for state in states),
             kv_cached_bytes=sum(state.kv_cached_bytes for state in states),
+            adapter_bytes=sum(state.adapter_bytes for state in states),
             rss_bytes=sum(state.rss_bytes for state in states),
             allocator_used_bytes=sum(state.allocator_used_bytes for state in states),
             allocator_reserved_bytes=sum(state.allocator_reserved_bytes for state in states),
@@ -256,6 +259,45 @@ class EmbeddedBackend:
             ),
         )
         return [answer.reply for answer in answers]
+
+    # Adapters.
+
+    def adapters(self) -> AdapterLayout:
+        """Say what adapters can be.
+
+        Raises:
+            NotReady: nothing is loaded.
+        """
+        return self._loaded().adapters
+
+    async def load_adapter(self, order: LoadAdapter) -> Sequence[Reply]:
+        """Read an adapter into memory while requests run."""
+        return await self._control(
+            lambda call: wire.LoadAdapterCall(call=call, order=order),
+            "loading an adapter",
+            timeout=self._settings.adapter_timeout,
+            call_off=CallOff(
+                order=lambda call: wire.CancelAdapter(call=call),
+                error=SourceUnreadable,
+                advice="the source hangs or is slow; check its volume",
+            ),
+        )
+
+    async def place_adapter(self, adapter_id: str, slot: int) -> Sequence[Reply]:
+        """Put a loaded adapter into a slot."""
+        return await self._control(
+            lambda call: wire.PlaceAdapterCall(call=call, adapter_id=adapter_id, slot=slot), "placing an adapter"
+        )
+
+    async def clear_slot(self, slot: int) -> Sequence[Reply]:
+        """Empty a slot."""
+        return await self._control(lambda call: wire.ClearSlotCall(call=call, slot=slot), "emptying a slot")
+
+    async def drop_adapter(self, adapter_id: str) -> Sequence[Reply]:
+        """Forget an adapter."""
+        return await self._control(
+            lambda call: wire.DropAdapterCall(call=call, adapter_id=adapter_id), "dropping an adapter"
+        )
 
     async def _control(
         self,

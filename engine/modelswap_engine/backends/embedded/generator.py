@@ -15,6 +15,7 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 from modelswap_engine.backends.embedded import flush, sampler
+from modelswap_engine.backends.embedded.lora.adapters import Adapters
 from modelswap_engine.backends.embedded.prefix import PrefixKeys
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import FinishReason, Generate, RequestPolicy, Tokens
@@ -66,6 +67,7 @@ class Generator:
     Args:
         model: on its device, in evaluation mode.
         settings: sizes of the KV cache and of a batch.
+        adapters: the LoRA adapters that requests may use.
         digest: returns the digest of the live weights.
         emit: takes new tokens; called by the generation thread, must not block.
         died: called once when the loop ends without having been told to.
@@ -76,10 +78,12 @@ class Generator:
         model: PreTrainedModel,
         settings: EmbeddedSettings,
         *,
+        adapters: Adapters,
         digest: Callable[[], str],
         emit: Callable[[Tokens], None],
         died: Callable[[str], None],
     ) -> None:
+        self._adapters = adapters
         self._digest = digest
         self._emit = emit
         self._died = died
@@ -90,6 +94,7 @@ class Generator:
         self._warm = threading.Event()
         self._warm_error = ""
         self._manager: Any = _manager(model, settings, _Router(self._deliver))
+        adapters.attach(self._processor())
         self._prefixes = PrefixKeys(self._processor().cache, version=digest)
         self._prefixes.bar([_WARM_UP])
 
@@ -133,13 +138,20 @@ class Generator:
         eos = [] if request.ignore_eos else list(request.eos)
         with self._lock:
             self._open[request.request_id] = _Open(eos=frozenset(eos))
+        carried = sampler.arguments(request.sampling)
+        if request.adapter:
+            adapter = self._adapters.of(request.adapter)
+            if adapter is None:
+                self._end(request.request_id, FinishReason.ERROR, f"adapter {request.adapter} is in no slot")
+                return
+            carried[sampler.ADAPTER] = adapter
         accepted = self._manager.add_request(
             list(request.prompt),
             request_id=request.request_id,
             max_new_tokens=request.max_new_tokens,
             streaming=True,
             eos_token_id=eos,
-            **sampler.arguments(request.sampling),
+            **carried,
         )
         if accepted is None:
             self._end(request.request_id, FinishReason.ERROR, "the generation loop is not running")

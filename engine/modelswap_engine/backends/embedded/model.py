@@ -10,6 +10,7 @@ import torch
 from modelswap_engine.backends.embedded import loading, wire
 from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.generator import Generator
+from modelswap_engine.backends.embedded.lora.adapters import Adapters
 from modelswap_engine.backends.embedded.memory import allocator_bytes, resident_bytes
 from modelswap_engine.backends.embedded.settings import CommitMethod, EmbeddedSettings
 from modelswap_engine.backends.port import Hashes, Load, Tokens
@@ -54,8 +55,12 @@ class LoadedModel:
             method=lambda: self._method(model, settings.commit_method),
         )
         updater.prove()
-        self.generator = Generator(model, settings, digest=lambda: updater.digest, emit=emit, died=died)
-        self.generator.start()
+        self.adapters = Adapters(model, settings)
+        self.generator = Generator(
+            model, settings, adapters=self.adapters, digest=lambda: updater.digest, emit=emit, died=died
+        )
+        with self.adapters.probing():
+            self.generator.start()
         context = loading.context_of(model.config)
         self.facts = wire.ModelFacts(
             architecture=loading.architecture_of(model),
@@ -63,6 +68,7 @@ class LoadedModel:
             vocabulary=loading.vocabulary_of(model),
             max_tokens=min(settings.cache_tokens, context or settings.cache_tokens),
             commit_method=self._method(model, settings.commit_method),
+            adapters=self.adapters.layout(),
         )
 
     def _method(self, model: torch.nn.Module, wanted: CommitMethod) -> Method:
@@ -106,4 +112,5 @@ def memory_of(model: LoadedModel | None) -> MemoryState:
         kv_cache_bytes=kv.total,
         kv_free_bytes=kv.free,
         kv_cached_bytes=kv.cached,
+        adapter_bytes=model.adapters.nbytes(),
     )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from modelswap_engine.backends.adapters import LoadAdapter
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.lease import PauseLease
@@ -314,6 +315,30 @@ class Rank:
             method=method,
             digest=digest,
         )
+
+    # Adapters, beside control calls: bringing one in waits for no swap, and no swap for it.
+
+    def load_adapter(self, order: LoadAdapter, *, pace: Pace) -> Reply:
+        """Read an adapter into memory, until ``pace`` is cancelled."""
+        started = time.perf_counter()
+        self._faults.hit("adapter")
+        fetched = self._loaded().adapters.store.load(order, pace=pace)
+        return self._reply(order.operation_id, seconds=time.perf_counter() - started, fetched_bytes=fetched)
+
+    def place_adapter(self, adapter_id: str, slot: int) -> Reply:
+        """Put an adapter into a slot."""
+        self._loaded().adapters.store.place(adapter_id, slot)
+        return self._reply("")
+
+    def clear_slot(self, slot: int) -> Reply:
+        """Empty a slot."""
+        self._loaded().adapters.store.clear(slot)
+        return self._reply("")
+
+    def drop_adapter(self, adapter_id: str) -> Reply:
+        """Forget an adapter."""
+        self._loaded().adapters.store.drop(adapter_id)
+        return self._reply("")
 
     # What may be asked beside a control call.
 

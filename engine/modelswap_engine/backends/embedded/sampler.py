@@ -14,9 +14,12 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from transformers.generation.continuous_batching.requests import FutureRequestState
 from transformers.generation.logits_process import LogitsProcessorList
 
+from modelswap_engine.backends.embedded.lora.content import LoadedAdapter
 from modelswap_engine.backends.port import Sampling
 
 _LOWEST: Final = float("-inf")
+ADAPTER: Final = "adapter"
+"""A request's adapter travels with its sampling, because the loop carries that along wherever the request goes."""
 
 
 def arguments(sampling: Sampling) -> dict[str, Any]:
@@ -47,7 +50,13 @@ class Sampler(ContinuousBatchingLogitsProcessor):
     """
 
     def __init__(self) -> None:
-        self.supported_kwargs = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
+        self.supported_kwargs = {
+            "temperature": float,
+            "top_p": float,
+            "top_k": int,
+            "seed": int,
+            ADAPTER: LoadedAdapter,
+        }
         self.ignored_kwargs = ()
         self._rows: list[tuple[dict[str, Any], int]] = []
 
@@ -59,7 +68,8 @@ class Sampler(ContinuousBatchingLogitsProcessor):
         """Note what each row of the coming batch wants."""
         states = [request.state for request in requests_with_new_token]
         self._rows = [
-            (state.logit_processor_kwargs, len(state.initial_tokens) + len(state.generated_tokens)) for state in states
+            (_drawing(state.logit_processor_kwargs), len(state.initial_tokens) + len(state.generated_tokens))
+            for state in states
         ]
         return torch.zeros(len(states), dtype=torch.int32)
 
@@ -75,6 +85,10 @@ class Sampler(ContinuousBatchingLogitsProcessor):
             scores[row] = _LOWEST
             scores[row, token] = 0.0
         return scores
+
+
+def _drawing(carried: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in carried.items() if key != ADAPTER} if ADAPTER in carried else carried
 
 
 def _draw(

@@ -31,6 +31,8 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         ranks: worker processes; the model is not split yet, so only 1 is accepted.
         commit_method: how staged tensors become live.
         stage_threads: threads that read, hash and re-hash beside decoding; 0 means one per usable core.
+        lora_slots: LoRA adapters that one batch can use; 0 means that adapters are not served.
+        lora_max_rank: highest rank of an adapter.
         stage_bytes_per_second: upper bound of the rate of background staging; 0 means none.
         stage_niceness: how much staging gives way to decoding, 0 to 19.
         weight_loaders: import paths (``package.module:function``) of the custom weight loaders that may be used.
@@ -39,6 +41,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         load_timeout: seconds a full load may take.
         stage_timeout: seconds one staging may take.
         call_timeout: seconds any other call may take; a worker that takes longer is lost.
+        adapter_timeout: seconds that loading an adapter may take.
         hash_timeout: seconds a re-hash of the live tensors may take.
     """
 
@@ -50,6 +53,8 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     commit_method: CommitMethod = CommitMethod.AUTO
     stage_threads: int = 0
+    lora_slots: int = 0
+    lora_max_rank: int = 64
     stage_bytes_per_second: int = 512 << 20
     stage_niceness: int = 10
     weight_loaders: tuple[str, ...] = ()
@@ -58,6 +63,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout: float = 1800.0
     stage_timeout: float = 1800.0
     call_timeout: float = 60.0
+    adapter_timeout: float = 300.0
     hash_timeout: float = 900.0
 
     def __post_init__(self) -> None:
@@ -68,6 +74,9 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("page_size", "num_blocks", "max_batch_tokens", "max_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        for name, least, most in (("lora_slots", 0, 1024), ("lora_max_rank", 1, 4096)):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name}={getattr(self, name)}: must be between {least} and {most}")
         if self.page_size < 4:
             raise ValueError(f"page_size={self.page_size}: the KV cache needs pages of at least 4 tokens")
         if not 0 <= self.stage_niceness <= 19:

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import (
     Generate,
@@ -148,6 +149,41 @@ class MemoryCall(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class LoadAdapterCall(msgspec.Struct, frozen=True, tag=True):
+    """Bring an adapter into memory."""
+
+    call: int
+    order: LoadAdapter
+
+
+class PlaceAdapterCall(msgspec.Struct, frozen=True, tag=True):
+    """Put an adapter into a slot."""
+
+    call: int
+    adapter_id: str
+    slot: int
+
+
+class ClearSlotCall(msgspec.Struct, frozen=True, tag=True):
+    """Empty a slot."""
+
+    call: int
+    slot: int
+
+
+class DropAdapterCall(msgspec.Struct, frozen=True, tag=True):
+    """Forget an adapter."""
+
+    call: int
+    adapter_id: str
+
+
+class CancelAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Stop the loading of an adapter; it answers with an error."""
+
+    call: int
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """Start a generation."""
 
@@ -172,10 +208,15 @@ SwapCall = (
     | ReleaseCall
 )
 ControlCall = LoadCall | SwapCall
+AdapterCall = LoadAdapterCall | PlaceAdapterCall | ClearSlotCall | DropAdapterCall
+"""They wait neither for a swap nor for a hash."""
+
 Order = (
     ControlCall
+    | AdapterCall
     | HashesCall
     | TransferCall
+    | CancelAdapter
     | CancelStage
     | CancelHashes
     | CancelTransfer
@@ -201,6 +242,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vocabulary: int
     max_tokens: int
     commit_method: str = ""
+    adapters: AdapterLayout
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

@@ -20,7 +20,9 @@ from typing import Final, NoReturn
 import torch
 
 from modelswap_engine.backends.embedded import faults, wire
+from modelswap_engine.backends.embedded.lora.calls import AdapterCalls
 from modelswap_engine.backends.embedded.rank import Rank
+from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.transfers import Transfers
 from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.errors import ErrorBody, Internal, ModelswapError
@@ -80,13 +82,14 @@ class Connection:
 class Worker:
     """Dispatches orders to a rank."""
 
-    def __init__(self, connection: Connection, rank: Rank) -> None:
+    def __init__(self, connection: Connection, rank: Rank, settings: EmbeddedSettings) -> None:
         self._connection = connection
         self._rank = rank
         self._control: queue.SimpleQueue[wire.ControlCall] = queue.SimpleQueue()
         self._inquiries: queue.SimpleQueue[tuple[wire.HashesCall, Pace]] = queue.SimpleQueue()
         self._hashing: dict[int, Pace] = {}
         self._transfers = Transfers(rank, send=connection.send, describe=error_body)
+        self._adapters = AdapterCalls(rank, settings, send=connection.send, error_body=error_body)
         threading.Thread(target=self._run_control, name="control", daemon=True).start()
         threading.Thread(target=self._run_inquiries, name="inquiries", daemon=True).start()
 
@@ -105,6 +108,10 @@ class Worker:
             case wire.CancelHashes(call=call):
                 if (running := self._hashing.get(call)) is not None:
                     running.cancel()
+            case wire.LoadAdapterCall() | wire.PlaceAdapterCall() | wire.ClearSlotCall() | wire.DropAdapterCall():
+                self._adapters.take(order)
+            case wire.CancelAdapter(call=call):
+                self._adapters.cancel(call)
             case wire.CancelStage(operation_id=operation_id):
                 self._rank.cancel_staging(operation_id)
             case wire.TransferCall():
@@ -216,7 +223,7 @@ def main() -> NoReturn:
         emit=lambda tokens: connection.send(wire.Produced(tokens=tokens)),
         died=died,
     )
-    worker = Worker(connection, rank)
+    worker = Worker(connection, rank, setup.settings)
     connection.send(wire.Hello(boot_id=boot_id, pid=os.getpid()))
     with contextlib.suppress(ConnectionError):
         while (order := connection.receive()) is not None:
