@@ -16,12 +16,15 @@ from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataSettings
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.spool import Spool
+from modelswap_engine.lora.desk import AdapterDesk
+from modelswap_engine.lora.settings import LoraSettings
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.settings import SwapSettings
+from tests.support.fake_adapters import FakeHost, FakeOpener
 from tests.support.fake_source import FakeCheckpoint, FakeSources
 from tests.support.scripted_backend import ScriptedBackend
 from tests.support.swapping import Unbounded, request
@@ -82,6 +85,9 @@ class Ports:
     data_url: str
     template: VersionRef
     tokens: Path
+    host: FakeHost
+    opener: FakeOpener
+    desk: AdapterDesk
 
     def publish(self, version: str, **tensors: bytes) -> VersionRef:
         """Put a version at a source."""
@@ -107,6 +113,10 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
         state_dir=folder / "state", pod_uid=POD, served_model_name=MODEL, propagation_seconds=0, probe_seconds=0.2,
         poll_seconds=0.05, memory_reserve=0, **bounds,
     )  # fmt: skip
+    host, opener = FakeHost(), FakeOpener()
+    desk = AdapterDesk(
+        host=host, opener=opener, clock=clock, settings=LoraSettings(slots=2, served_model_name=MODEL, pod_uid=POD)
+    )
     coordinator = Coordinator(
         backend=backend,
         sources=sources,
@@ -115,6 +125,7 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
         clock=clock,
         settings=settings,
         listeners=[resources],
+        companion=desk,
         memory=Unbounded(),  # type: ignore[arg-type]
         transfers=backend,
     )
@@ -126,6 +137,7 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
         authenticator=TokenFileAuthenticator(tokens),
         metrics=metrics,
         spool=Spool(folder / "state" / "bodies"),
+        adapters=desk,
     )
     data = data_app(
         coordinator=coordinator,
@@ -133,6 +145,7 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
         resources=resources,
         metrics=metrics,
         settings=DataSettings(served_model_name=MODEL, max_requests=MAX_REQUESTS),
+        adapters=desk,
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(coordinator.stop)
@@ -153,6 +166,9 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
             data_url=urls[1],
             template=VersionRef(),
             tokens=tokens,
+            host=host,
+            opener=opener,
+            desk=desk,
         )
         ports.template = ports.publish("1.0")
         if started:

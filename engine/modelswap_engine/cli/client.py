@@ -49,6 +49,11 @@ class ControlClient:
         headers = {} if if_match is None else {"If-Match": if_match}
         return decode(self._call("POST", path, encode(message), headers), kind)
 
+    def delete(self, path: str, message: object, kind: type[T], *, if_match: str | None = None) -> T:
+        """Send a message that removes something and read the answer."""
+        headers = {} if if_match is None else {"If-Match": if_match}
+        return decode(self._call("DELETE", path, encode(message), headers), kind)
+
     def events(self, operation_id: str, *, after: int) -> Iterator[SwapStatus]:
         """Yield the states of an operation until it ends or the connection is lost."""
         path = f"/swaps/{quoted(operation_id)}/events"

@@ -4,6 +4,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterStatus
 from modelswap_engine.protocol.engine_state import EngineState, MemoryState
 from modelswap_engine.protocol.messages import CheckResult, Plan, SwapStatus, VersionRef
 
@@ -64,13 +65,15 @@ def state(now: EngineState) -> RenderableType:
         ("gate", f"{door}, {gate.in_flight} in flight, {gate.queued} queued"),
         ("operation", operation(now.operation)),
         ("memory", _memory(now.memory)),
+        *([("adapters", _room(now.adapters))] if now.adapters is not None and now.adapters.slots else []),
         ("audit", _audit(now)),
         ("damaged", f"{', '.join(now.drifted[:5]) or 'nothing'}, {now.repairs} repairs"),
         ("cold restart", f"advised: {now.restart_advice}" if now.restart_advice else "not advised"),
         ("swaps", f"{now.swaps_completed} completed, {now.restarts} worker restarts"),
         ("boot", f"{now.boot_id} (pod {now.pod_uid or 'none'}, software {now.software or '?'})"),
     ]
-    return Group(_facts(rows), _ranks(now))
+    shown = [_adapters(now.adapters)] if now.adapters is not None and now.adapters.adapters else []
+    return Group(_facts(rows), _ranks(now), *shown)
 
 
 def _previous(now: EngineState) -> str:
@@ -84,6 +87,7 @@ def _memory(memory: MemoryState) -> str:
         "staged": memory.staged_bytes,
         "previous": memory.previous_bytes,
         "KV cache": memory.kv_cache_bytes,
+        "adapters": memory.adapter_bytes,
         "RSS": memory.rss_bytes,
         "limit": memory.limit_bytes,
     }
@@ -171,3 +175,42 @@ def check(found: CheckResult) -> RenderableType:
     lines: list[RenderableType] = [Text(head, style="" if found.ok else "red")]
     lines += [Text(f"{item.name}: expected {item.expected}, live {item.actual}") for item in found.mismatched]
     return Group(*lines)
+
+
+def adapter(status: AdapterStatus) -> RenderableType:
+    """Show one adapter."""
+    rows = [
+        ("adapter", status.id),
+        ("state", status.state.value + (", pinned" if status.pinned else "")),
+        ("digest", status.digest),
+        ("base", status.base_digest or "any of its shape"),
+        ("source", status.uri),
+        ("size", f"rank {status.rank}, {size(status.bytes)}"),
+        ("in use", f"{status.references} requests"),
+    ]
+    return _facts(rows)
+
+
+def adapters(found: AdapterRegistry) -> RenderableType:
+    """Show ``GET /adapters``."""
+    rows = [("adapters", f"none can be served: {found.reason}")] if not found.slots else [("adapters", _room(found))]
+    return Group(_facts(rows), *([_adapters(found)] if found.adapters else []))
+
+
+def _room(found: AdapterRegistry) -> str:
+    return (
+        f"{found.slots_used} of {found.slots} slots, {size(found.host_bytes)} of {size(found.host_bytes_limit)}, "
+        f"{found.loads} loads, {found.evictions} evictions"
+    )
+
+
+def _adapters(found: AdapterRegistry) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("adapter", "state", "slot", "size", "in use", "idle", ""):
+        table.add_column(column)
+    for status in found.adapters:
+        note = status.error.message if status.error is not None else "pinned" if status.pinned else ""
+        slot = "-" if status.slot < 0 else str(status.slot)
+        used, idle = str(status.references), seconds(status.idle_seconds)
+        table.add_row(status.id, status.state.value, slot, size(status.bytes), used, idle, note)
+    return table

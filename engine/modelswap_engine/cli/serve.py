@@ -28,6 +28,8 @@ from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataSettings
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.spool import Spool
+from modelswap_engine.lora.desk import AdapterDesk
+from modelswap_engine.lora.settings import MIB, LoraSettings
 from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError, NotReady
@@ -66,6 +68,11 @@ class ServeSettings:
     max_batch_tokens: int
     kv_blocks: int
     page_size: int
+    lora_slots: int
+    lora_max_rank: int
+    lora_host_mib: int
+    lora_slot_mib: int
+    lora_max_pinned: int | None
     max_queue: int
     weight_loader: tuple[str, ...]
     drain_seconds: float
@@ -110,16 +117,29 @@ async def _serve(settings: ServeSettings) -> None:
             max_batch_tokens=settings.max_batch_tokens,
             weight_loaders=settings.weight_loader,
             commit_method=settings.commit_method,
+            lora_slots=settings.lora_slots,
+            lora_max_rank=settings.lora_max_rank,
         )
     )
     resources = VersionResources()
-    coordinator = _coordinator(settings, backend=backend, resources=resources, served_name=served_name, model=model)
+    clock, sources = SystemClock(), _sources(settings, model=model)
+    adapters = AdapterDesk(host=backend, opener=sources, clock=clock, settings=_lora(settings, served_name=served_name))
+    coordinator = _coordinator(
+        settings,
+        backend=backend,
+        sources=sources,
+        clock=clock,
+        resources=resources,
+        adapters=adapters,
+        served_name=served_name,
+    )
     metrics = Metrics(coordinator.state)
     control = control_app(
         coordinator=coordinator,
         authenticator=authenticator,
         metrics=metrics,
         spool=Spool(settings.state_dir.resolve() / "bodies"),
+        adapters=adapters,
     )
     data = data_app(
         coordinator=coordinator,
@@ -127,6 +147,7 @@ async def _serve(settings: ServeSettings) -> None:
         resources=resources,
         metrics=metrics,
         settings=DataSettings(served_model_name=served_name, context_limit=settings.kv_blocks * settings.page_size),
+        adapters=adapters,
     )
     async with (
         listening(control, host=settings.host, port=settings.control_port, cancel_abandoned=False),
@@ -142,20 +163,36 @@ async def _serve(settings: ServeSettings) -> None:
             await coordinator.stop()
 
 
+def _sources(settings: ServeSettings, *, model: Path) -> Sources:
+    roots = [model, *(root.resolve() for root in settings.allow_root)]
+    return Sources({"file": FileSource(roots=roots, cache=settings.state_dir.resolve() / "manifests")})
+
+
+def _lora(settings: ServeSettings, *, served_name: str) -> LoraSettings:
+    return LoraSettings(
+        slots=settings.lora_slots,
+        host_bytes=settings.lora_host_mib * MIB,
+        slot_bytes=settings.lora_slot_mib * MIB,
+        max_pinned=settings.lora_max_pinned,
+        served_model_name=served_name,
+        pod_uid=settings.pod_uid,
+    )
+
+
 def _coordinator(
     settings: ServeSettings,
     *,
     backend: EmbeddedBackend,
+    sources: Sources,
+    clock: SystemClock,
     resources: VersionResources,
+    adapters: AdapterDesk,
     served_name: str,
-    model: Path,
 ) -> Coordinator:
     state_dir = settings.state_dir.resolve()
-    clock = SystemClock()
-    roots = [model, *(root.resolve() for root in settings.allow_root)]
     return Coordinator(
         backend=backend,
-        sources=Sources({"file": FileSource(roots=roots, cache=state_dir / "manifests")}),
+        sources=sources,
         journal=Journal.open(state_dir / "journal"),
         gate=Gate(clock=clock, max_queue=settings.max_queue),
         clock=clock,
@@ -176,6 +213,7 @@ def _coordinator(
         ),
         listeners=[resources],
         transfers=backend,
+        companion=adapters,
     )
 
 

@@ -53,6 +53,13 @@ def serve(
     max_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one forward pass.")] = 512,
     kv_blocks: Annotated[int, typer.Option(min=2, help="Blocks of the KV cache.")] = 512,
     page_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
+    lora_slots: Annotated[int, typer.Option(min=0, help="LoRA adapters that one batch can use; 0: none.")] = 0,
+    lora_max_rank: Annotated[int, typer.Option(min=1, help="Highest rank of an adapter.")] = 64,
+    lora_host_mib: Annotated[int, typer.Option(min=1, help="Memory for all adapters, in MiB.")] = 1024,
+    lora_slot_mib: Annotated[int, typer.Option(min=0, help="For those in slots; 0: what the slots hold.")] = 0,
+    lora_max_pinned: Annotated[
+        int | None, typer.Option(min=0, help="Adapters that may be pinned. Default: all slots but one.")
+    ] = None,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait at the closed gate.")] = 1024,
     weight_loader: Annotated[
         list[str] | None, typer.Option(help="Custom weight loader that updates may name, package.module:function.")

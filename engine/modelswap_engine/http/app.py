@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from aiohttp import web
 
 from modelswap_engine.backends.port import Backend
+from modelswap_engine.http.adapters import AdapterPort
 from modelswap_engine.http.auth import Authenticator, auth_middleware
 from modelswap_engine.http.control import MAX_BODY_BYTES, ControlPort
 from modelswap_engine.http.errors import error_middleware
@@ -16,6 +17,7 @@ from modelswap_engine.http.openai.routes import DataPort, DataSettings
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.spool import Spool
 from modelswap_engine.http.updates import UpdateRoutes
+from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.swap.coordinator import Coordinator
 
@@ -29,6 +31,7 @@ def control_app(
     authenticator: Authenticator,
     metrics: Metrics,
     spool: Spool,
+    adapters: AdapterDesk | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> web.Application:
     """Return the control port: everything but the probes and metrics needs a valid token."""
@@ -40,6 +43,8 @@ def control_app(
     updates = UpdateRoutes(coordinator=coordinator, spool=spool)
     health = Health(coordinator=coordinator, metrics=metrics)
     app.add_routes([*health.routes(), *control.routes(), *updates.routes()])
+    if adapters is not None:
+        app.add_routes(AdapterPort(adapters).routes())
     app.on_shutdown.append(control.close)
     return app
 
@@ -51,6 +56,7 @@ def data_app(
     resources: VersionResources,
     metrics: Metrics,
     settings: DataSettings,
+    adapters: AdapterDesk | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> web.Application:
@@ -61,6 +67,7 @@ def data_app(
         resources=resources,
         metrics=metrics,
         settings=settings,
+        adapters=adapters,
         clock=clock,
         wall_clock=wall_clock,
     )

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterState
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.states import SwapState
@@ -123,6 +124,8 @@ class _StateCollector(Collector):
             "cold_restart_advised", "1 when memory has grown or fragmented.", float(bool(state.restart_advice))
         )
         yield from self._memory(state)
+        if state.adapters is not None and state.adapters.slots:
+            yield from self._adapters(state.adapters)
 
     @staticmethod
     def _versions(state: EngineState) -> Iterator[Metric]:
@@ -143,10 +146,24 @@ class _StateCollector(Collector):
         return family
 
     @staticmethod
+    def _adapters(found: AdapterRegistry) -> Iterator[Metric]:
+        family = GaugeMetricFamily(f"{PREFIX}_adapters", "LoRA adapters by state.", labels=["state"])
+        for name in AdapterState:
+            count = sum(status.state is name for status in found.adapters)
+            if name is not AdapterState.UNLOADED:
+                family.add_metric([name.value], float(count))
+        yield family
+        yield _gauge("adapter_slots", "Slots for adapters.", found.slots)
+        yield _gauge("adapter_slots_used", "Slots that hold an adapter.", found.slots_used)
+        yield _gauge("adapter_loads", "Adapters read since this process started.", found.loads)
+        yield _gauge("adapter_evictions", "Adapters that lost a slot to another one.", found.evictions)
+
+    @staticmethod
     def _memory(state: EngineState) -> Iterator[Metric]:
         memory = state.memory
         family = GaugeMetricFamily(f"{PREFIX}_memory_bytes", "Where the engine's memory is.", labels=["kind"])
-        for kind in ("model", "staged", "previous", "kv_cache", "rss", "allocator_used", "allocator_reserved"):
+        kinds = ("model", "staged", "previous", "kv_cache", "adapter", "rss", "allocator_used", "allocator_reserved")
+        for kind in kinds:
             family.add_metric([kind], float(getattr(memory, f"{kind}_bytes")))
         yield family
         if memory.limit_bytes >= 0:

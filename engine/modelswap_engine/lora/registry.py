@@ -40,6 +40,9 @@ class Registry:
     Args:
         limits: what there is room for.
         now: monotonic time in seconds.
+
+    Attributes:
+        losses: how often the engine has lost its memory.
     """
 
     def __init__(self, limits: Limits, *, now: Callable[[], float]) -> None:
@@ -49,6 +52,7 @@ class Registry:
         self._names: dict[str, Entry] = {}
         self._uses = itertools.count()
         self._sleepers: list[asyncio.Future[None]] = []
+        self.losses = 0
 
     # Registration.
 
@@ -68,9 +72,11 @@ class Registry:
                     f"adapter {content.id}: {content.digest} has the identity of {known.content.digest}, which is held",
                     advice="load it under another name",
                 )
+            if not known.present:
+                self._check_bytes(content, held=self.host_bytes - known.content.nbytes)
             entry = known
         else:
-            self._check_bytes(content)
+            self._check_bytes(content, held=self.host_bytes)
             entry = self._entries[content.id] = Entry(content, used=next(self._uses), at=self._now())
         entry.claims += 1
         entry.pin_claims += content.pinned
@@ -94,14 +100,13 @@ class Registry:
                 details={"pinned": ",".join(sorted(names))},
             )
 
-    def _check_bytes(self, content: Content) -> None:
+    def _check_bytes(self, content: Content, *, held: int) -> None:
         largest = min(self.limits.host_bytes, self.limits.slot_bytes or self.limits.host_bytes)
         if content.nbytes > largest:
             raise AdapterLimit(
                 f"adapter {content.name} has {_mib(content.nbytes)} MiB, one may have {_mib(largest)} MiB here",
                 advice="use a lower rank or fewer modules, or start the engine with more bytes for adapters",
             )
-        held = self.host_bytes
         if held + content.nbytes > self.limits.host_bytes:
             raise InsufficientMemory(
                 f"adapter {content.name} needs {_mib(content.nbytes)} MiB; {len(self._entries)} adapters hold "
@@ -155,6 +160,10 @@ class Registry:
         self._wake()
 
     # Use.
+
+    def has(self, name: str) -> bool:
+        """Say whether a name leads to a content."""
+        return name in self._names
 
     def resolve(self, name: str) -> Entry:
         """Return the content that a name leads to.
@@ -222,6 +231,7 @@ class Registry:
 
     def lost(self) -> None:
         """The engine lost its memory: nothing is in a slot or present any more."""
+        self.losses += 1
         for entry in self._entries.values():
             entry.slot, entry.present = None, False
 

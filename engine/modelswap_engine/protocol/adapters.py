@@ -94,6 +94,7 @@ class AdapterStatus(Message, frozen=True, kw_only=True):
         references: requests that use it now.
         slot: the slot it is in, -1 for none.
         idle_seconds: since a request last asked for it.
+        owner_uid: who decided about the name last, in which ``epoch`` and ``revision``.
     """
 
     name: str = ""
@@ -108,6 +109,9 @@ class AdapterStatus(Message, frozen=True, kw_only=True):
     references: int = 0
     slot: int = -1
     idle_seconds: float = 0.0
+    owner_uid: str = ""
+    epoch: int = 0
+    revision: int = 0
     error: ErrorBody | None = None
 
 

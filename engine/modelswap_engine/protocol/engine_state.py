@@ -5,6 +5,7 @@ A view, never an order: nothing here is sent to an engine.
 
 import msgspec
 
+from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.version import PROTOCOL_VERSION
@@ -140,3 +141,4 @@ class EngineState(Message, frozen=True, kw_only=True):
     capabilities: Capabilities = Capabilities()
     swaps_completed: int = 0
     restarts: int = 0
+    adapters: AdapterRegistry | None = None

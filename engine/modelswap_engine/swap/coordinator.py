@@ -40,6 +40,7 @@ from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.audit import check
 from modelswap_engine.swap.clock import Clock, Offload, OneThread
+from modelswap_engine.swap.companion import Alone, Companion
 from modelswap_engine.swap.core import Core, Resolver
 from modelswap_engine.swap.exchange import Exchange
 from modelswap_engine.swap.gate import Gate
@@ -66,6 +67,7 @@ class Coordinator:
         clock: time.
         settings: bounds and places.
         listeners: whatever changes together with the weights.
+        companion: whatever lives on the base and changes with it.
         memory: tells the container's limits.
         offload: runs calls that block on the disk.
         journal_offload: runs those of the journal, which wait for nothing else.
@@ -86,6 +88,7 @@ class Coordinator:
         clock: Clock,
         settings: SwapSettings,
         listeners: Sequence[VersionListener] = (),
+        companion: Companion | None = None,
         memory: MemoryProbe | None = None,
         offload: Offload = asyncio.to_thread,
         journal_offload: Offload | None = None,
@@ -99,6 +102,7 @@ class Coordinator:
             clock=clock,
             settings=settings,
             listeners=listeners,
+            companion=companion or Alone(),
             memory=memory or MemoryProbe(),
             offload=offload,
             journal_offload=journal_offload or OneThread("journal"),
@@ -148,6 +152,7 @@ class Coordinator:
         core = self._core
         shutdown.refuse(core)
         await core.end_tasks()
+        await core.companion.stop()
         core.gate.shut()
         await core.backend.stop()
         core.journal.close()

@@ -6,7 +6,7 @@ of the state's entity tag.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -21,6 +21,7 @@ from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap import machine
 from modelswap_engine.swap.clock import Clock, Offload, within
+from modelswap_engine.swap.companion import Companion
 from modelswap_engine.swap.engine import Engine
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.growth import Growth, observe
@@ -31,7 +32,7 @@ from modelswap_engine.swap.memory import Memory, MemoryProbe
 from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.operations import Operation, Operations
 from modelswap_engine.swap.received import SCHEME, Received
-from modelswap_engine.swap.records import Outcome, Record, Served
+from modelswap_engine.swap.records import Outcome, Record, Registered, Served
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.versions import Version, VersionStore
 
@@ -86,6 +87,7 @@ class Core:
         clock: Clock,
         settings: SwapSettings,
         listeners: Sequence[VersionListener],
+        companion: Companion,
         memory: MemoryProbe,
         offload: Offload,
         journal_offload: Offload,
@@ -97,6 +99,7 @@ class Core:
         self.clock = clock
         self.settings = settings
         self.listeners = tuple(listeners)
+        self.companion = companion
         self.engine = Engine(backend=backend, clock=clock, settings=settings)
         self.lock = UpdateLock(clock=clock)
         self.operations = Operations(remembered=lambda key: journal.state.outcome(key))
@@ -133,6 +136,7 @@ class Core:
         self._reading: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         gate.on_change(self.touch)
+        companion.attach(self)
 
     @property
     def ready(self) -> bool:
@@ -144,6 +148,17 @@ class Core:
     def etag(self) -> str:
         """The entity tag of the state, quotes included."""
         return f'"{self.settings.boot_id}.{self.seq}"'
+
+    @property
+    def epoch(self) -> int:
+        """The highest lease epoch of a leader that was obeyed here."""
+        accepted = self.journal.state.accepted
+        return accepted.epoch if accepted is not None else 0
+
+    @property
+    def registrations(self) -> Mapping[str, Registered]:
+        """What the journal remembers of adapters, by name."""
+        return self.journal.state.adapters
 
     def touch(self) -> None:
         """Something visible changed."""

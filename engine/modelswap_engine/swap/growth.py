@@ -63,9 +63,9 @@ def observe(growth: Growth, memory: MemoryState, *, swaps: int, limits: GrowthLi
 
 
 def unexplained(memory: MemoryState) -> int:
-    """Return the resident bytes that are neither tensors of a version nor KV cache."""
-    known = memory.model_bytes + memory.staged_bytes + memory.previous_bytes + memory.kv_cache_bytes
-    return max(0, memory.rss_bytes - known)
+    """Return the resident bytes that are neither tensors of a version nor of adapters nor KV cache."""
+    tensors = memory.model_bytes + memory.staged_bytes + memory.previous_bytes + memory.adapter_bytes
+    return max(0, memory.rss_bytes - tensors - memory.kv_cache_bytes)
 
 
 def _worn(swaps: int, limits: GrowthLimits) -> str:

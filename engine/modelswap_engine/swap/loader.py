@@ -74,6 +74,7 @@ async def load(
             # Overwritten under the reader is not a bad version.
             await core.bounded("the source", resolved.unchanged(), core.settings.resolve_seconds)
             raise
+        await core.companion.restore(version.digest)
         await core.refresh_memory()
         if unless is not None and unless.done():
             unless.result()

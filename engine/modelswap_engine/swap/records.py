@@ -4,10 +4,12 @@ from typing import Final
 
 import msgspec
 
+from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.swap.fence import Accepted
 
 KEPT_OUTCOMES: Final = 64
+KEPT_REMOVED: Final = 256
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True, tag="intent"):
@@ -36,7 +38,20 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, tag="template"):
     uri: str
 
 
-Record = Accepted | Intent | Outcome | Served | Template
+class Registered(msgspec.Struct, frozen=True, kw_only=True, tag="adapter"):
+    """The last decision about an adapter's name, and where its content is, by base; no sources: it was unloaded."""
+
+    name: str
+    accepted: Accepted
+    sources: tuple[AdapterSource, ...] = ()
+
+    def source_for(self, base_digest: str) -> AdapterSource | None:
+        """Return the content for a base: the one that is bound to it, else the one that is bound to none."""
+        found = {source.base_digest: source for source in self.sources}
+        return found.get(base_digest) or found.get("")
+
+
+Record = Accepted | Intent | Outcome | Served | Template | Registered
 
 
 class JournalState(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +62,7 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     served: VersionRef | None = None
     template: str = ""
     outcomes: tuple[SwapStatus, ...] = ()
+    adapters: dict[str, Registered] = {}
 
     def outcome(self, operation_id: str) -> SwapStatus | None:
         """Return how an operation ended, or None when it has not, or is forgotten."""
@@ -56,6 +72,7 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
         """Return the shortest list of records with this meaning."""
         found: list[Record] = [Template(uri=self.template)] if self.template else []
         found += [Outcome(status=status) for status in self.outcomes]
+        found += self.adapters.values()
         found += [self.accepted] if self.accepted is not None else []
         found += [Served(version=self.served)] if self.served is not None else []
         return (*found, self.intent) if self.intent is not None else tuple(found)
@@ -75,9 +92,20 @@ def fold(state: JournalState, record: Record) -> JournalState:
             return replace(state, served=record.version, intent=state.intent if confirmed else None)
         case Template():
             return replace(state, template=record.uri)
+        case Registered():
+            return replace(state, adapters=_registered(state.adapters, record))
         case Outcome():
             operation_id = record.status.operation_id
             others = tuple(status for status in state.outcomes if status.operation_id != operation_id)
             done = state.intent is not None and state.intent.operation_id == operation_id
             kept = (*others, record.status)[-KEPT_OUTCOMES:]
             return replace(state, outcomes=kept, intent=None if done else state.intent)
+
+
+def _registered(known: dict[str, Registered], record: Registered) -> dict[str, Registered]:
+    """Return the names with one more decision, the latest last; of removed names only the latest are kept."""
+    found = {name: item for name, item in known.items() if name != record.name} | {record.name: record}
+    removed = [name for name, item in found.items() if not item.sources]
+    for name in removed[: max(0, len(removed) - KEPT_REMOVED)]:
+        del found[name]
+    return found

@@ -43,6 +43,7 @@ def engine_state(core: Core) -> EngineState:
         capabilities=core.backend.capabilities(),
         swaps_completed=core.completed,
         restarts=core.restarts,
+        adapters=core.companion.view(),
     )
 
 

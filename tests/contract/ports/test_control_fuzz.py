@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from tests.support.ports import open_ports
 
-POSTS = ["/plan", "/swaps", "/rollback", "/check", "/release", "/pause", "/resume", "/swaps/x/cancel"]
+POSTS = ["/adapters", "/plan", "/swaps", "/rollback", "/check", "/release", "/pause", "/resume", "/swaps/x/cancel"]
 POSTS += ["/updates", *(f"/updates/op/{call}" for call in ("disk", "tensors", "shared", "commit", "abort"))]
 KEYS = [
     "operationId", "fence", "podUid", "ownerUid", "epoch", "revision", "target", "uri", "version", "digest", "traffic",
+    "source", "name", "baseDigest", "pinned", "drainTimeoutSeconds",
     "mode", "timeoutSeconds", "onTimeout", "loading", "verify", "keepPrevious", "leaseId", "seconds", "pattern",
     "updateId", "owner", "names", "segment", "tensors", "name", "dtype", "shape", "offset", "sha256", "loader",
 ]  # fmt: skip
@@ -57,6 +58,11 @@ requests = st.fixed_dictionaries(
         "traffic": st.fixed_dictionaries(
             {}, optional={"mode": scalars, "timeoutSeconds": scalars, "onTimeout": scalars}
         ),
+        "source": st.fixed_dictionaries(
+            {},
+            optional={"name": scalars, "uri": scalars, "digest": scalars, "baseDigest": scalars, "pinned": scalars},
+        ),
+        "drainTimeoutSeconds": scalars,
         "leaseId": scalars,
         "updateId": scalars,
         "seconds": scalars,

@@ -13,6 +13,10 @@ from modelswap_engine.protocol.version import CONTROL_PREFIX
 from tests.support.ports import POD, TOKEN, Ports
 
 ROUTES = [
+    ("GET", "/adapters"),
+    ("POST", "/adapters"),
+    ("GET", "/adapters/a"),
+    ("DELETE", "/adapters/a"),
     ("GET", "/state"),
     ("POST", "/plan"),
     ("POST", "/swaps"),

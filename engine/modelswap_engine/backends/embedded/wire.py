@@ -241,8 +241,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     groups: tuple[tuple[str, ...], ...]
     vocabulary: int
     max_tokens: int
-    commit_method: str = ""
     adapters: AdapterLayout
+    commit_method: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):

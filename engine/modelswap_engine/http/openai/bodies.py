@@ -41,7 +41,7 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of ``GET /v1/models``."""
+    """One entry of ``GET /v1/models``; a LoRA adapter names the base as its ``parent``."""
 
     id: str
     created: int
@@ -49,6 +49,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     version: str = ""
     digest: str = ""
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ from modelswap_engine.protocol.errors import ErrorEnvelope, ModelswapError, Work
 
 VERSION_HEADER = "x-modelswap-version"
 DIGEST_HEADER = "x-modelswap-digest"
+ADAPTER_HEADER = "x-modelswap-adapter"
+ADAPTER_DIGEST_HEADER = "x-modelswap-adapter-digest"
 
 
 def header_value(label: str) -> str:
@@ -72,6 +74,7 @@ class Exchange:
     """What is needed to answer one request.
 
     Attributes:
+        adapter_digest: of the LoRA adapter that is used, "" for the base model.
         label: names a version by its digest.
         include_usage: a stream ends with a chunk of token counts.
         write_seconds: how long one write may wait for a client that does not read.
@@ -86,6 +89,7 @@ class Exchange:
     label: Callable[[str], str]
     include_usage: bool
     write_seconds: float
+    adapter_digest: str = ""
 
     async def whole(self) -> web.Response:
         """Answer in one body."""
@@ -147,7 +151,10 @@ class Exchange:
         )
 
     def _headers(self) -> dict[str, str]:
-        return {VERSION_HEADER: header_value(self.label(self.answer.digest)), DIGEST_HEADER: self.answer.digest}
+        headers = {VERSION_HEADER: header_value(self.label(self.answer.digest)), DIGEST_HEADER: self.answer.digest}
+        if self.adapter_digest:
+            headers |= {ADAPTER_HEADER: self.order.adapter, ADAPTER_DIGEST_HEADER: self.adapter_digest}
+        return headers
 
     def _extension(self) -> bodies.Extension | None:
         if not self.answer.mixed:

@@ -1,14 +1,14 @@
 """The routes of the data port.
 
-The order within a request is the contract with the swap transaction: pass the gate, tokenize with the admitted
-version's own tokenizer, hand over to the engine, say so, consume. Leaving the admission's context releases it
-exactly once, however the request ends.
+The order within a request is the contract with the swap transaction: pass the gate, enter the update lock, acquire the
+adapter, tokenize with the admitted version's own tokenizer, hand over to the engine, say so, consume. The contexts
+are left in reverse, each exactly once, however the request ends.
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,8 +25,11 @@ from modelswap_engine.http.openai.sampling import generate_of
 from modelswap_engine.http.openai.text import TextStream
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.text_model import TextModel
+from modelswap_engine.lora.desk import AdapterDesk
+from modelswap_engine.lora.entries import Entry
+from modelswap_engine.protocol.adapters import AdapterStatus
 from modelswap_engine.protocol.codec import decode
-from modelswap_engine.protocol.errors import BadRequest, NotReady
+from modelswap_engine.protocol.errors import AdapterNotFound, BadRequest, NotReady
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.swap.coordinator import Coordinator
 
@@ -64,6 +67,7 @@ class DataPort:
         resources: VersionResources,
         metrics: Metrics,
         settings: DataSettings,
+        adapters: AdapterDesk | None,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -72,6 +76,7 @@ class DataPort:
         self._resources = resources
         self._metrics = metrics
         self._settings = settings
+        self._adapters = adapters
         self._clock = clock
         self._wall_clock = wall_clock
         self._since = int(wall_clock())
@@ -81,19 +86,23 @@ class DataPort:
         """Return the route table."""
         return [
             web.get("/v1/models", self.models),
-            web.get("/v1/models/{model}", self.model),
+            web.get("/v1/models/{model:.+}", self.model),
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.chat_completions),
         ]
 
     async def models(self, _: web.Request) -> web.Response:
-        """List the one model, with the version that is live."""
-        return json_response(bodies.ModelList(data=[self._card()]))
+        """List the base with the version that is live, and the adapters on it."""
+        adapters = self._adapters.registered() if self._adapters is not None else ()
+        return json_response(bodies.ModelList(data=[self._card(), *map(self._adapter_card, adapters)]))
 
     async def model(self, request: web.Request) -> web.Response:
-        """Describe the one model."""
-        self._require_model(request.match_info["model"])
-        return json_response(self._card())
+        """Describe the base or an adapter."""
+        name = request.match_info["model"]
+        self._require_model(name)
+        if name == self._settings.served_model_name or self._adapters is None:
+            return json_response(self._card())
+        return json_response(self._adapter_card(self._adapters.status(name)))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Continue a prompt."""
@@ -129,7 +138,10 @@ class DataPort:
         encode_prompt = _encoder(ask)
         required = request.headers.get(REQUIRE_HEADER)
         with Outcome(self._metrics, clock=self._clock, on_lost=self._coordinator.worker_lost) as outcome:
-            async with self._coordinator.admission(require_version=required) as admission:
+            async with (
+                self._coordinator.admission(require_version=required) as admission,
+                self._adapter(ask.model) as adapter,
+            ):
                 live = admission.live
                 outcome.version = live.version
                 text = self._resources.of(live.digest)
@@ -139,6 +151,7 @@ class DataPort:
                     prompt=await _bounded(encode_prompt, text),
                     text=text,
                     context_limit=self._settings.context_limit,
+                    adapter=adapter.id if adapter is not None else "",
                 )
                 self._require_live(live)
                 stream = self._backend.generate(order)
@@ -151,8 +164,23 @@ class DataPort:
                         required_digest=live.digest if required else None,
                         trusted=lambda: self._coordinator.trusted,
                     )
-                    exchange = self._exchange(ask, shape=shape, order=order, answer=answer, outcome=outcome)
+                    exchange = self._exchange(
+                        ask, shape=shape, order=order, answer=answer, outcome=outcome, adapter=adapter
+                    )
                     return await (exchange.stream(request) if ask.stream else exchange.whole())
+
+    @asynccontextmanager
+    async def _adapter(self, name: str) -> AsyncIterator[Entry | None]:
+        """Have the adapter that a model name asks for, None for the base; never the base in its place."""
+        if self._adapters is None or name == self._settings.served_model_name:
+            yield None
+            return
+        async with AsyncExitStack() as stack:
+            try:
+                entry = await stack.enter_async_context(self._adapters.use(name))
+            except AdapterNotFound:
+                raise self._no_model(name) from None
+            yield entry
 
     def _require_live(self, admitted: VersionRef) -> None:
         """Refuse when the version that tokenized is gone: a lost worker is loaded again without asking the admitted.
@@ -164,14 +192,22 @@ class DataPort:
             raise NotReady("another version was loaded while the prompt was tokenized", advice="send it again")
 
     def _exchange(
-        self, ask: AnyRequest, *, shape: bodies.Shape, order: Generate, answer: Answer, outcome: Outcome
+        self,
+        ask: AnyRequest,
+        *,
+        shape: bodies.Shape,
+        order: Generate,
+        answer: Answer,
+        outcome: Outcome,
+        adapter: Entry | None,
     ) -> Exchange:
         return Exchange(
             shape=shape,
             order=order,
             answer=answer,
             outcome=outcome,
-            model=self._settings.served_model_name,
+            model=ask.model,
+            adapter_digest=adapter.content.digest if adapter is not None else "",
             created=int(self._wall_clock()),
             label=self._resources.label,
             include_usage=ask.stream_options is not None and ask.stream_options.include_usage,
@@ -179,11 +215,16 @@ class DataPort:
         )
 
     def _require_model(self, name: str) -> None:
+        if name != self._settings.served_model_name and not (self._adapters is not None and self._adapters.has(name)):
+            raise self._no_model(name)
+
+    def _no_model(self, name: str) -> ModelNotFound:
         served = self._settings.served_model_name
-        if name != served:
-            raise ModelNotFound(
-                f"the model {name[:200]!r} does not exist", advice=f"use {served!r}", details={"param": "model"}
-            )
+        return ModelNotFound(
+            f"the model {name[:200]!r} does not exist",
+            advice=f"use {served!r}, or an adapter that GET /v1/models lists",
+            details={"param": "model"},
+        )
 
     def _card(self) -> bodies.ModelCard:
         live = self._coordinator.state().live
@@ -192,6 +233,11 @@ class DataPort:
             created=self._since,
             version=live.version if live else "",
             digest=live.digest if live else "",
+        )
+
+    def _adapter_card(self, status: AdapterStatus) -> bodies.ModelCard:
+        return bodies.ModelCard(
+            id=status.name, created=self._since, digest=status.digest, parent=self._settings.served_model_name
         )
 
 

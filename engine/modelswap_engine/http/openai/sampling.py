@@ -72,6 +72,7 @@ def generate_of(
     prompt: Sequence[int],
     text: TextModel,
     context_limit: int,
+    adapter: str = "",
 ) -> Generate:
     """Return the order for the engine.
 
@@ -94,4 +95,5 @@ def generate_of(
         sampling=sampling_of(request, text.defaults),
         eos=text.eos,
         ignore_eos=request.ignore_eos,
+        adapter=adapter,
     )

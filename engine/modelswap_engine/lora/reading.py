@@ -1,0 +1,89 @@
+"""From a source to what the engine is told: an adapter found, checked, hashed and held against its pins.
+
+Everything that can be known without the engine is known before it is asked for anything. Knows no registry.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
+from modelswap_engine.lora.config import AdapterConfig, parse_config
+from modelswap_engine.lora.digest import adapter_digest
+from modelswap_engine.lora.entries import Content
+from modelswap_engine.lora.fit import Fit, fit
+from modelswap_engine.protocol.adapters import AdapterSource
+from modelswap_engine.protocol.errors import DigestMismatch
+from modelswap_engine.sources.port import OpenedAdapter
+
+
+class Opener(Protocol):
+    """Whatever finds adapters by URI."""
+
+    async def open_adapter(self, uri: str) -> OpenedAdapter:
+        """Find the adapter at a URI; see :class:`sources.port.Source`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """An adapter that fits the base by its headers; its bytes are not known yet."""
+
+    source: AdapterSource
+    opened: OpenedAdapter
+    config: AdapterConfig
+    fit: Fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """An adapter with its identity, and the order that brings it into the engine."""
+
+    content: Content
+    order: LoadAdapter
+
+
+async def open_fitting(opener: Opener, source: AdapterSource, layout: AdapterLayout) -> Fitting:
+    """Find an adapter and hold its headers against the base.
+
+    Raises:
+        ModelswapError: there is none, or it cannot be served here.
+    """
+    opened = await opener.open_adapter(source.uri)
+    config = parse_config(opened.config)
+    return Fitting(source=source, opened=opened, config=config, fit=fit(source.name, config, opened.tensors, layout))
+
+
+async def read(fitting: Fitting, *, operation_id: str) -> Read:
+    """Hash an adapter and hold it against its pin.
+
+    Raises:
+        DigestMismatch: the source holds something else.
+        SourceChanged, SourceUnreadable: not now.
+    """
+    source, opened = fitting.source, fitting.opened
+    hashes = await opened.hash()
+    digest = adapter_digest(fitting.config, opened.tensors, hashes)
+    if source.digest and source.digest != digest:
+        raise DigestMismatch(
+            f"adapter {source.name}: {source.uri} holds {digest}, pinned is {source.digest}",
+            advice="correct the pin, or put the pinned content back at the source",
+            details={"expected": source.digest, "actual": digest},
+        )
+    content = Content(
+        name=source.name,
+        digest=digest,
+        uri=source.uri,
+        base_digest=source.base_digest,
+        rank=fitting.fit.rank,
+        nbytes=fitting.fit.nbytes,
+        pinned=source.pinned,
+    )
+    order = LoadAdapter(
+        operation_id=operation_id,
+        adapter_id=content.id,
+        digest=digest,
+        config=opened.config.decode(),
+        modules=tuple(
+            pair.module(lambda entry: opened.range_of(entry, sha256=hashes[entry.name])) for pair in fitting.fit.pairs
+        ),
+    )
+    return Read(content=content, order=order)
