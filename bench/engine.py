@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from bench.models import VOCABULARY, BenchModel
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
@@ -20,6 +22,8 @@ from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import from_body
 
 SETTINGS = EmbeddedSettings(page_size=32, num_blocks=64, max_batch_tokens=128)
+UNTHROTTLED = msgspec.structs.replace(SETTINGS, stage_bytes_per_second=0, stage_niceness=0)
+"""For what staging can do at best; in service it gives way to decoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,21 @@ class BenchEngine:
         _accepted(await self._backend.release(operation, previous=False))
         return during, await self.memory()
 
+    async def stage_speed(self, tensors: Iterable[TensorRange]) -> float:
+        """Stage some tensors and drop them; return bytes per second, as the worker measured it."""
+        operation = self._operation()
+        order = Stage(
+            operation_id=operation, digest=_digest("speed"), directory=str(self.model.folder), tensors=tuple(tensors)
+        )
+        reply = _accepted(await self._backend.stage(order))
+        _accepted(await self._backend.release(operation, previous=False))
+        return reply.fetched_bytes / reply.seconds
+
+    async def check_speed(self) -> float:
+        """Hash all live tensors again; return bytes per second, as the worker measured it."""
+        found = await self._backend.hashes("*")
+        return found.bytes / found.seconds
+
     async def memory(self) -> MemoryState:
         """Return where the worker's memory is."""
         return await self._backend.memory()
@@ -137,10 +156,12 @@ class BenchEngine:
 
 
 @asynccontextmanager
-async def running(model: BenchModel) -> AsyncIterator[tuple[BenchEngine, float]]:
+async def running(
+    model: BenchModel, *, settings: EmbeddedSettings = SETTINGS
+) -> AsyncIterator[tuple[BenchEngine, float]]:
     """Start a worker and load the model; yields the engine and the seconds until its first token."""
     started = time.monotonic()
-    backend = EmbeddedBackend(SETTINGS)
+    backend = EmbeddedBackend(settings)
     try:
         await backend.start()
         engine = BenchEngine(backend, model)

@@ -27,6 +27,8 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         swap_seconds_per_changed_gigabyte: growth of the whole swap with changed bytes, in the largest model.
         stop_latency_to_token_gap: by how much of the usual wait for a token a pause delays it, in the largest model.
         reload_to_diff, restart_to_diff: time of the alternatives by that of the diff, in the largest model.
+        staging_to_bound: speed of staging by the lower of SHA-256 on all cores and reading, in the largest model.
+        check_to_sha256: speed of hashing live tensors by that of SHA-256 on all cores, in the largest model.
         outage_restart_to_pause: seconds without service by a restart, by the seconds that the diff paused.
     """
 
@@ -38,6 +40,8 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     reload_to_diff: float | None = None
     restart_to_diff: float | None = None
     outage_restart_to_pause: float | None = None
+    staging_to_bound: float | None = None
+    check_to_sha256: float | None = None
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit:
@@ -72,6 +76,12 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
         waits = [row.stop_latency_seconds / row.token_gap_seconds for row in ordered[-1].swaps if row.token_gap_seconds]
         if waits:
             found = msgspec.structs.replace(found, stop_latency_to_token_gap=sum(waits) / len(waits))
+    if ordered and (speed := ordered[-1].speed) is not None:
+        found = msgspec.structs.replace(
+            found,
+            staging_to_bound=speed.staging / speed.raw.bound if speed.staging else None,
+            check_to_sha256=speed.check / speed.raw.sha256 if speed.check else None,
+        )
     windows = _windows(ordered)
     if len(windows) > 1:
         found = msgspec.structs.replace(
@@ -104,6 +114,20 @@ def tables(results: Sequence[ModelResult]) -> Iterator[Table]:
         yield _alternatives_table(results)
     if any(result.memory for result in results):
         yield _memory_table(results)
+    if any(result.speed for result in results):
+        yield _speed_table(results)
+
+
+def _speed_table(results: Sequence[ModelResult]) -> Table:
+    table = _table(
+        "Speeds with nothing else running (GB/s)", "model", "cores", "SHA-256", "read", "copy", "staging", "check"
+    )
+    for result in results:
+        if (row := result.speed) is None:
+            continue
+        figures = (row.raw.sha256, row.raw.read, row.raw.copy, row.staging, row.check)
+        table.add_row(_gigabytes(result.nbytes), str(row.raw.cores), *(f"{figure / 1e9:.2f}" for figure in figures))
+    return table
 
 
 def _swap_table(results: Sequence[ModelResult]) -> Table:
@@ -171,6 +195,10 @@ def lines(found: Ratios) -> Iterator[str]:
         yield f"stop latency: {found.stop_latency_to_token_gap:.2f} × the time between two tokens (largest model)"
     if found.swap_seconds_per_changed_gigabyte is not None:
         yield f"whole swap: {found.swap_seconds_per_changed_gigabyte:.1f} s for each GB that changed (largest model)"
+    if found.staging_to_bound is not None:
+        yield f"staging: {100 * found.staging_to_bound:.0f} % of the lower of SHA-256 on all cores and reading"
+    if found.check_to_sha256 is not None:
+        yield f"hashing live tensors: {100 * found.check_to_sha256:.0f} % of SHA-256 on all cores"
     if found.reload_to_diff is not None:
         yield f"full reload in place: {found.reload_to_diff:.1f} × the time of the diff (largest model)"
         yield (

@@ -1,5 +1,7 @@
 """Plans over random checkpoints: doing what one says makes the live bytes the target's, and reads no more than that."""
 
+import dataclasses
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,3 +137,14 @@ def test_a_plan_survives_the_wire(old, new, groups):
     live, target = FakeCheckpoint(old), FakeCheckpoint(new)
     plan = decide(situation(live, target, groups), ask(target)).plan
     assert msgspec.json.decode(msgspec.json.encode(plan), type=type(plan)) == plan
+
+
+@given(contents, contents, st.lists(st.sampled_from(NAMES), min_size=2, max_size=3, unique=True))
+def test_tied_tensors_that_differ_are_refused_by_name(old, new, tied):
+    live, target = FakeCheckpoint(old), FakeCheckpoint(new)
+    facts = dataclasses.replace(situation(live, target, ((*tied,),)), tied=(tuple(tied),))
+    decision = decide(facts, ask(target))
+    if old == new:
+        return
+    named = [refusal.details["tensor"] for refusal in decision.refusals if "tiedTo" in refusal.details]
+    assert named == [name for name in tied[1:] if new[name] != new[tied[0]]]

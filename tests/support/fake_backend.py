@@ -20,6 +20,7 @@ from modelswap_engine.backends.port import (
     RankState,
     Reply,
     RequestPolicy,
+    RuntimeHash,
     Stage,
     StageRetained,
     TensorRange,
@@ -61,6 +62,7 @@ class FakeBackend:
         faults: what goes wrong at the next call of a step; each happens once.
         steps: every call so far.
         violations: calls that the port's order forbids; tests look at it at the end.
+        lossy: tensors that are held in another form, and known by that.
         requests: what ``running`` answers.
         limit: bytes that the engine may use, -1 for no limit.
     """
@@ -80,6 +82,7 @@ class FakeBackend:
         self.modes = [TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.ABORT]
         self.policies: list[RequestPolicy] = []
         self.rates: list[int] = []
+        self.lossy: set[str] = set()
         self._clear()
 
     def _clear(self) -> None:
@@ -246,7 +249,19 @@ class FakeBackend:
         self.rates.append(bytes_per_second)
         await self._step("hashes", "", lambda: None)
         found = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
-        return Hashes(tensors=found, bytes=_size(self.live), seconds=0.1)
+        lossy = sorted(self.lossy & found.keys())
+        return Hashes(
+            tensors={name: value for name, value in found.items() if name not in self.lossy},
+            bytes=_size(self.live),
+            seconds=0.1,
+            unverifiable=tuple(lossy),
+            runtime=tuple(
+                RuntimeHash(
+                    name=f"made of {name}", sources=(name,), expected=sha256(self.wanted[name]), actual=found[name]
+                )
+                for name in lossy
+            ),
+        )
 
     async def transfer(self, order: TransferOrder, *, timeout: float) -> Sequence[TransferReply]:
         """Every rank takes in the same; ranges are read from their files."""

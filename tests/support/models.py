@@ -203,9 +203,20 @@ def tiny_sharded_llama(directory: Path, *, seed: int = 0, dtype: str = "float32"
     return tiny_llama(directory, seed=seed, layers=2, dtype=dtype, shard="100KB")
 
 
+def tiny_mixed_llama(directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+    """Write a Llama whose norms are stored in another precision than the rest: they are converted with a loss."""
+    tiny_llama(directory, seed=seed, layers=2, dtype=dtype)
+    other = torch.float32 if dtype != "float32" else torch.float64
+    tensors = load_file(directory / WEIGHTS)
+    noise = {name: torch.rand(tensor.shape, dtype=other) / 1000 for name, tensor in tensors.items() if "norm" in name}
+    _rewrite(directory, {name: t.to(other) + noise[name] if name in noise else t for name, t in tensors.items()})
+    return directory
+
+
 FAMILIES: dict[str, Callable[..., Path]] = {
     "llama": tiny_llama,
     "llama, sharded": tiny_sharded_llama,
+    "llama, other norms": tiny_mixed_llama,
     "qwen2": tiny_qwen2,
     "qwen3": tiny_qwen3,
     "gemma3": tiny_gemma3,

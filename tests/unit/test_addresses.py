@@ -34,14 +34,15 @@ def test_code_that_was_really_compiled_computes_with_what_was_copied() -> None:
     import torch
 
     from modelswap_engine.weights.live import LiveTable
+    from modelswap_engine.weights.proof import Known
     from modelswap_engine.weights.version import Method, Staged, Version, plan_change
 
     network, values = _network(), torch.randn(3, 4)
     run = torch.compile(network)
     before = run(values)
     wanted = {name: torch.randn_like(tensor) for name, tensor in network.state_dict().items()}
-    staged = Staged("op", Version("new", wanted, {}), keep_previous=True)
-    change = plan_change(LiveTable(network), staged, method=Method.COPY, digest="old", hashes={}, slices={}, older=None)
+    staged = Staged("op", Version("new", wanted, Known({})), keep_previous=True)
+    change = plan_change(LiveTable(network), staged, method=Method.COPY, digest="old", known=Known({}), older=None)
     change.apply(change.forward)
     fresh = _network()
     fresh.load_state_dict(wanted)

@@ -114,22 +114,38 @@ class Layout(Record, frozen=True, kw_only=True):
 
     ``groups`` lists the fusion groups: the checkpoint tensor names that one runtime parameter (or one set of tied
     parameters) is made of; names appear in exactly one group. A tensor in no group is not read by the engine.
+    ``tied`` lists the names that are one piece of memory and so must have the same bytes.
     """
 
     architecture: str
     groups: tuple[tuple[str, ...], ...]
+    tied: tuple[tuple[str, ...], ...] = ()
+
+
+class RuntimeHash(Record, frozen=True, kw_only=True):
+    """A parameter whose checkpoint bytes cannot be had back: its own sha256 (64 hex), and the one it must have.
+
+    ``sources`` are the checkpoint tensors that it is made of.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    expected: str
+    actual: str
 
 
 class Hashes(Record, frozen=True, kw_only=True):
     """Live tensors in checkpoint coordinates: name → sha256 (64 hex) of the raw bytes, and the time it took.
 
-    ``unverifiable`` names tensors whose checkpoint bytes cannot be had back from the live ones.
+    ``unverifiable`` names tensors whose checkpoint bytes cannot be had back from the live ones. What the engine made of
+    them is in ``runtime``; the ones that it does not read are nowhere.
     """
 
     tensors: dict[str, str]
     bytes: int
     seconds: float
     unverifiable: tuple[str, ...] = ()
+    runtime: tuple[RuntimeHash, ...] = ()
 
 
 class Sampling(Record, frozen=True, kw_only=True):

@@ -152,18 +152,32 @@ class CheckRequest(Message, frozen=True, kw_only=True):
     action: CheckAction = CheckAction.VERIFY
 
 
+class Coordinates(StrEnum):
+    """What a name and a hash of a live tensor stand for.
+
+    ``CHECKPOINT``: a tensor of the checkpoint, as it can be had back from the live ones; the manifest has its hash.
+    ``RUNTIME``: a parameter of the engine that was made with a loss; its hash was taken when it was made.
+    """
+
+    CHECKPOINT = "checkpoint"
+    RUNTIME = "runtime"
+
+
 class TensorCheck(Message, frozen=True, kw_only=True):
-    """One live tensor against the manifest of the live version."""
+    """One live tensor against what the live version says about it."""
 
     name: str
     expected: str
     actual: str
+    coordinates: Coordinates = Coordinates.CHECKPOINT
 
 
 class CheckResult(Message, frozen=True, kw_only=True):
     """``ok`` means every checked tensor is byte for byte what the live version's manifest (or the snapshot) says.
 
     ``tensors`` (name → sha256 as read back from live memory) lets a caller compare with a manifest of its own.
+    ``runtime`` are hashes of parameters that cannot be had back as the checkpoint has them; ``unread`` names checkpoint
+    tensors that the engine does not read, so that nothing live depends on them.
     """
 
     digest: str = ""
@@ -173,6 +187,8 @@ class CheckResult(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
     mismatched: list[TensorCheck] = []
     tensors: dict[str, str] = {}
+    runtime: dict[str, str] = {}
+    unread: list[str] = []
 
 
 class ReleaseRequest(Message, frozen=True, kw_only=True):

@@ -10,21 +10,28 @@ from modelswap_engine.backends.port import Hashes
 from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.protocol.engine_state import AuditState
 from modelswap_engine.protocol.errors import BadRequest, Busy, DigestMismatch, ModelswapError, WorkerLost
-from modelswap_engine.protocol.messages import CheckResult, TensorCheck
+from modelswap_engine.protocol.messages import CheckResult, Coordinates, TensorCheck
 from modelswap_engine.swap import recovery
 from modelswap_engine.swap.core import Core, log
 from modelswap_engine.swap.versions import Version
 
 
 def compare(manifest: Manifest, hashes: Hashes, *, groups: Iterable[Iterable[str]], pattern: str) -> list[TensorCheck]:
-    """Return the tensors that are not what the manifest says; one that the engine did not answer for counts too."""
+    """Return the tensors that are not what they must be; one that the engine did not answer for counts too."""
     read = {name for group in groups for name in group}
     expected = {
         entry.name: entry.sha256
         for entry in manifest.tensors
         if entry.name in read and fnmatch.fnmatchcase(entry.name, pattern) and entry.name not in hashes.unverifiable
     }
-    return list(_differences(expected, hashes.tensors))
+    return [
+        *_differences(expected, hashes.tensors),
+        *(
+            TensorCheck(name=item.name, expected=item.expected, actual=item.actual, coordinates=Coordinates.RUNTIME)
+            for item in hashes.runtime
+            if item.actual != item.expected
+        ),
+    ]
 
 
 def _differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> Iterable[TensorCheck]:
@@ -44,25 +51,27 @@ async def check(core: Core, version: Version, pattern: str, *, bytes_per_second:
     with core.preemptible() as preempted:
         hashes = await core.engine.hashes(pattern, unless=preempted, bytes_per_second=bytes_per_second)
     mismatched = compare(version.manifest, hashes, groups=core.engine.groups(), pattern=pattern)
-    if not hashes.tensors and not mismatched:
+    if not hashes.tensors and not hashes.runtime and not mismatched:
         raise BadRequest(
             f"no tensor that can be read back matches {pattern[:200]!r}",
             advice="use a glob of checkpoint tensor names, for example 'model.layers.0.*'",
         )
     if mismatched:
-        _found(core, version, mismatched)
+        _found(core, version, mismatched, hashes)
     return CheckResult(
         digest=version.digest,
         ok=not mismatched,
-        checked=len(hashes.tensors),
+        checked=len(hashes.tensors) + len(hashes.runtime),
         bytes=hashes.bytes,
         seconds=hashes.seconds,
         mismatched=mismatched,
         tensors=hashes.tensors,
+        runtime={item.name: item.actual for item in hashes.runtime},
+        unread=sorted(set(hashes.unverifiable) - {name for group in core.engine.groups() for name in group}),
     )
 
 
-def _found(core: Core, version: Version, mismatched: Sequence[TensorCheck]) -> None:
+def _found(core: Core, version: Version, mismatched: Sequence[TensorCheck], hashes: Hashes) -> None:
     first = mismatched[0]
     error = DigestMismatch(
         f"{len(mismatched)} live tensors are not those of {version.digest}, the first is {first.name}",
@@ -71,7 +80,8 @@ def _found(core: Core, version: Version, mismatched: Sequence[TensorCheck]) -> N
     )
     log.error("%s", error.message)
     if core.settings.repair_attempts > 0 and version.lasts:  # what was sent cannot be had again
-        core.drifted((item.name for item in mismatched), error.body())
+        made_of = {item.name: item.sources for item in hashes.runtime}
+        core.drifted(sorted({n for item in mismatched for n in made_of.get(item.name, (item.name,))}), error.body())
     else:
         core.unpublish("Quarantined", error.body(), quarantine=True)
 

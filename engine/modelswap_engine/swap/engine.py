@@ -38,6 +38,10 @@ class Engine:
         """How many requests the engine works on."""
         return self._backend.running()
 
+    def tied(self) -> tuple[tuple[str, ...], ...]:
+        """The names that are one piece of memory."""
+        return self._backend.layout().tied
+
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The fusion groups."""
         return self._backend.layout().groups

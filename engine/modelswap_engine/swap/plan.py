@@ -82,6 +82,7 @@ class Situation:
     live_manifest: Manifest
     target_manifest: Manifest
     groups: tuple[tuple[str, ...], ...]
+    tied: tuple[tuple[str, ...], ...] = ()
     side: Sequence[SideChange]
     previous: str
     memory: MemoryState
@@ -201,6 +202,7 @@ def _refusals(
     if isinstance(work, Nothing):
         return
     yield from _layout(situation, change)
+    yield from _tied(situation)
     continues = request.traffic.mode in (TrafficMode.RECOMPUTE, TrafficMode.FREEZE)
     yield from refusals(situation.side, continues_requests=continues)
     yield from _traffic(request.traffic, situation.capabilities)
@@ -235,6 +237,19 @@ def _layout(situation: Situation, change: Diff) -> Iterator[Refused]:
                 advice=_COLD,
                 details={"tensor": names[0], "expected": expected, "actual": actual},
             )
+
+
+def _tied(situation: Situation) -> Iterator[Refused]:
+    target = situation.target_manifest.by_name
+    for names in situation.tied:
+        first, *others = [name for name in names if name in target] or [""]
+        for name in others:
+            if target[name].sha256 != target[first].sha256:
+                yield IncompatibleModel(
+                    f"tensors {first} and {name} are tied in the running model, but differ in this version",
+                    advice="save the checkpoint with equal tensors, or with only one of them",
+                    details={"tensor": name, "tiedTo": first},
+                )
 
 
 def _traffic(traffic: Traffic, capabilities: Capabilities) -> Iterator[Refused]:

@@ -72,6 +72,7 @@ async def _decide(core: Core, request: PlanRequest, version: Version) -> Decisio
             live_manifest=live.manifest,
             target_manifest=version.manifest,
             groups=core.engine.groups(),
+            tied=core.engine.tied(),
             side=await core.store.compare(live, version, kind=capabilities.kind),
             previous=core.previous.digest if core.previous is not None else "",
             memory=core.memory,

@@ -73,7 +73,7 @@ def hash_groups(
         return sum(live[name].nbytes for name in group.slots)
 
     # The largest first, so that no thread is left alone with one at the end.
-    with ThreadPoolExecutor(threads or cores(), "hash", initializer=lower_priority, initargs=(pace.niceness,)) as pool:
+    with _pool(pace, threads) as pool:
         try:
             for found, size in pool.map(one, sorted(groups, key=weight, reverse=True)):
                 hashes |= found
@@ -82,6 +82,31 @@ def hash_groups(
             crew.cancel()
             raise
     return hashes, total
+
+
+def hash_tensors(tensors: Mapping[str, torch.Tensor], *, pace: Pace | None = None, threads: int = 0) -> dict[str, str]:
+    """Return name → sha256 of tensors as they are.
+
+    Raises:
+        Cancelled: ``pace`` was cancelled.
+    """
+    whole = pace or Pace()
+    crew = Crew(whole)
+
+    def one(tensor: torch.Tensor) -> str:
+        crew.spend(tensor.nbytes)
+        return sha256_of(tensor)
+
+    with _pool(whole, threads) as pool:
+        try:
+            return dict(zip(tensors, pool.map(one, tensors.values()), strict=True))
+        except BaseException:
+            crew.cancel()
+            raise
+
+
+def _pool(pace: Pace, threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads or cores(), "hash", initializer=lower_priority, initargs=(pace.niceness,))
 
 
 def restore_dtype(tensor: torch.Tensor, wanted: torch.dtype) -> torch.Tensor | None:

@@ -55,6 +55,12 @@ class Group:
     parts: tuple[Part, ...]
     slots: tuple[str, ...]
 
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The sources that each fill the whole group by themselves, when there are several: they must be equal."""
+        alone = all(len(part.sources) == len(part.targets) == 1 for part in self.parts)
+        return self.sources if alone and len(self.parts) > 1 and len(self.slots) == 1 else ()
+
 
 def fuse(parts: Iterable[Part], table: LiveTable) -> tuple[Group, ...]:
     """Join parts that fill the same memory, and check that every slot is filled.

@@ -23,6 +23,7 @@ from modelswap_engine.protocol.errors import (
     SourceUnreadable,
     UnsupportedFormat,
 )
+from modelswap_engine.weights import anonymous
 from modelswap_engine.weights.finite import FiniteCheck, not_finite
 from modelswap_engine.weights.pace import Crew, Pace, cores
 
@@ -115,7 +116,7 @@ def copy_tensor(wanted: TensorRange, *, pace: Pace) -> Copied:
     """
     check_shape(wanted)
     dtype = dtype_of(wanted)
-    raw = torch.empty(wanted.nbytes, dtype=torch.uint8)
+    raw = anonymous.empty(wanted.nbytes)
     digest, finite = hashlib.sha256(), FiniteCheck(dtype)
     try:
         with _descriptor(wanted.path) as file:

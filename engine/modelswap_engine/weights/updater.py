@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from modelswap_engine.backends.port import Stage, StageRetained, TensorRange
-from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ManifestMismatch, NotFound
-from modelswap_engine.weights.hashing import hash_groups, restore_dtype, sha256_of
+from modelswap_engine.backends.port import RuntimeHash, Stage, StageRetained, TensorRange
+from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, NotFound
+from modelswap_engine.weights.hashing import restore_dtype, sha256_of
 from modelswap_engine.weights.live import LiveTable, storages
 from modelswap_engine.weights.mapping import Group, Loader, fuse
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.proof import Known, Proof
 from modelswap_engine.weights.reader import check_hash, dtype_of, read_tensor
 from modelswap_engine.weights.stage import build_groups, same_bytes, touched_groups
 from modelswap_engine.weights.transfer.inbox import Held, Inbox
@@ -79,12 +80,11 @@ class WeightUpdater:
         self._method = method
         self._shapes = meta_tensors(checkpoint)
         self.groups = fuse(loader.plan(self._shapes), self._table)
-        self._slices = dict(slices or {})
         self._home: dict[str, Group] = {name: group for group in self.groups for name in group.sources}
-        self._unverifiable: frozenset[str] = frozenset(self._shapes) - self._home.keys()
+        hashes = {item.name: item.sha256 for item in checkpoint}
+        self._proof = Proof(self.groups, loader, self._shapes, Known(hashes, dict(slices or {})), threads=threads)
         self._lock = threading.Lock()
         self._digest = digest
-        self._hashes = {item.name: item.sha256 for item in checkpoint}
         self._expected = self._table.pointers()
         self._previous: Version | None = None
         self._staged: Staged | None = None
@@ -102,37 +102,22 @@ class WeightUpdater:
     @property
     def unverifiable(self) -> frozenset[str]:
         """Checkpoint tensors whose bytes cannot be had back from the live ones."""
-        return self._unverifiable
+        return self._proof.blind
 
     def prove(self) -> int:
         """Hash all live tensors against the version's manifest, after a load; return the bytes hashed.
 
-        A tensor that went through an inexact conversion is known by its hash at reading and is ``unverifiable``.
+        A tensor that went through an inexact conversion is ``unverifiable``: from now on the parameter that was made
+        of it is known by its own hash.
 
         Raises:
             ManifestMismatch: a tensor that the engine holds as it is in the checkpoint has other bytes.
         """
-        actual, size = self.hash(self.snapshot(), self.groups)
-        lossy = {name for name in self._home if name not in actual}
-        for group in self.groups:
-            for part in group.parts:
-                wrong = [name for name in part.sources if name in actual and actual[name] != self._wanted(name)]
-                if wrong and len(part.sources) == 1 and len(part.targets) == 1:
-                    raise self._mismatch(wrong[0], actual[wrong[0]])
-                lossy.update(wrong)
-        self._unverifiable |= lossy
-        return size
-
-    def _wanted(self, name: str) -> str:
-        return self._slices.get(name, self._hashes[name])
+        return self._proof.calibrate(self.snapshot().tensors)
 
     def answers(self, found: Mapping[str, str]) -> dict[str, str]:
-        """Return hashes of live tensors as they are compared with a manifest.
-
-        A slice has no hash of its own there: one that is right answers with the hash of the whole tensor that it was
-        cut from, a wrong one with its own.
-        """
-        return {name: self._hashes[name] if value == self._slices.get(name) else value for name, value in found.items()}
+        """Return hashes of live tensors as they are compared with a manifest; see :meth:`Proof.answers`."""
+        return self._proof.answers(found)
 
     def stage(self, order: Stage, read: Callable[[Callable[[Pace], Staged]], Staged]) -> Staged:
         """Read, prove and lay out the tensors of an order beside the live ones.
@@ -164,8 +149,12 @@ class WeightUpdater:
             touched, self._loader, self._table, pace=pace, threads=self._threads, fetch=fetch
         )
         read = [member for _, members in touched for member in members]
-        hashes = {member.name: member.sha256 for member in read}
-        version = Version(digest=order.digest, tensors=tensors, hashes=hashes, slices=slices)
+        known = Known(
+            whole={member.name: member.sha256 for member in read},
+            slices=slices,
+            converted=self._proof.hash_converted(tensors, (group for group, _ in touched)),
+        )
+        version = Version(digest=order.digest, tensors=tensors, known=known)
         fetched = sum(member.nbytes for member in read if member.path)
         return Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
 
@@ -225,8 +214,7 @@ class WeightUpdater:
             staged,
             method=self._method(),
             digest=self._digest,
-            hashes=self._hashes,
-            slices=self._slices,
+            known=self._proof.of(staged.version.known),
             older=self._previous,
         )
         return staged.version.digest
@@ -273,8 +261,7 @@ class WeightUpdater:
 
     def _take(self, change: Change, version: Version, pointers: Mapping[str, tuple[int, ...]]) -> None:
         self._expected.update(pointers)
-        self._hashes.update(version.hashes)
-        self._slices.update(version.slices)
+        self._proof.take(version.known)
         self._digest = version.digest
         self._written = version.tensors if change.method is Method.COPY else {}
 
@@ -303,18 +290,8 @@ class WeightUpdater:
                     details={"tensor": name},
                 )
         if strict:
-            hashes, _ = self.hash(self.snapshot(), self.groups)
-            for name in sorted(hashes.keys() - self._unverifiable):
-                if hashes[name] != self._wanted(name):
-                    raise self._mismatch(name, hashes[name])
+            self._proof.require(self.snapshot().tensors)
         return self._digest
-
-    def _mismatch(self, name: str, actual: str) -> ManifestMismatch:
-        return ManifestMismatch(
-            f"live tensor {name} hashes to {actual[:16]}…, version {self._digest} says {self._wanted(name)[:16]}…",
-            advice="the memory of the worker was changed; load the version again",
-            details={"tensor": name, "expected": self._wanted(name), "actual": actual},
-        )
 
     def release(self, operation_id: str, *, previous: bool) -> None:
         """Drop what is staged for the operation and the means to undo it; with ``previous`` the retained version too.
@@ -327,6 +304,10 @@ class WeightUpdater:
         applied, self._applied, self._written = self._applied, None, {}
         if previous or (applied is not None and not applied.staged.keep_previous):
             self._previous = None
+
+    def would_be(self, version: Version) -> dict[str, torch.Tensor]:
+        """Return the tensors of a version under every name that they will have in the module."""
+        return {name: tensor for slot, tensor in version.tensors.items() for name in self._table.slot_of(slot).names}
 
     def snapshot(self) -> Snapshot:
         """Return the live tensors of this moment; safe beside a commit."""
@@ -342,8 +323,17 @@ class WeightUpdater:
         Raises:
             Cancelled: ``pace`` was cancelled.
         """
-        dtypes = {name: tensor.dtype for name, tensor in self._shapes.items()}
-        return hash_groups(groups, self._loader, snapshot.tensors, dtypes, pace=pace or Pace(), threads=self._threads)
+        return self._proof.hash(snapshot.tensors, groups, pace=pace)
+
+    def runtime(
+        self, snapshot: Snapshot, groups: Sequence[Group], *, pace: Pace | None = None
+    ) -> tuple[RuntimeHash, ...]:
+        """Return the hashes of a snapshot in runtime coordinates, of what cannot be had back in checkpoint coordinates.
+
+        Raises:
+            Cancelled: ``pace`` was cancelled.
+        """
+        return self._proof.runtime(snapshot.tensors, groups, pace=pace)
 
     def sizes(self) -> Sizes:
         """Return what the versions hold in bytes; safe beside a change."""

@@ -10,6 +10,7 @@ from enum import StrEnum
 import torch
 
 from modelswap_engine.weights.live import LiveTable, pointers_of
+from modelswap_engine.weights.proof import Known
 
 
 class Method(StrEnum):
@@ -29,15 +30,11 @@ Assignment = tuple[torch.Tensor, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Version:
-    """The tensors by which a version differs from the live one, by slot, and their checkpoint hashes by name.
-
-    ``slices`` are the hashes of what this process holds of tensors that are split over several.
-    """
+    """The tensors by which a version differs from the live one, by slot, and what is known of their hashes."""
 
     digest: str
     tensors: Mapping[str, torch.Tensor]
-    hashes: Mapping[str, str]
-    slices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    known: Known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,11 +83,13 @@ def plan_change(
     *,
     method: Method,
     digest: str,
-    hashes: Mapping[str, str],
-    slices: Mapping[str, str],
+    known: Known,
     older: Version | None,
 ) -> Change:
-    """Work out the assignments from the live version (``digest``, ``hashes``, ``slices``) to the staged one."""
+    """Work out the assignments from the live version to the staged one.
+
+    Of the live one ``digest`` is the identity, and ``known`` what the tensors hash to that are replaced.
+    """
     forward: list[Assignment] = []
     backward: list[Assignment] = []
     old: dict[str, torch.Tensor] = {}
@@ -108,8 +107,6 @@ def plan_change(
         after[name] = (tensor.data_ptr(),) * len(slot.holders)
         forward += [(holder, tensor) for holder in slot.holders]
         backward += [(holder, old[name]) for holder in slot.holders]
-    replaced = {name: hashes[name] for name in staged.version.hashes}
-    cut = {name: slices[name] for name in staged.version.slices}
     return Change(
         staged=staged,
         method=method,
@@ -117,6 +114,6 @@ def plan_change(
         backward=tuple(backward),
         before=before,
         after=after,
-        old=Version(digest=digest, tensors=old, hashes=replaced, slices=cut),
+        old=Version(digest=digest, tensors=old, known=known),
         older=older,
     )

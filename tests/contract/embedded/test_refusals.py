@@ -63,6 +63,7 @@ _BAD = {
     "truncated file": (_truncated, "InvalidCheckpoint"),
     "missing file": (_gone, "SourceUnreadable"),
     "not finite": (_edited(_with_nan), "ChecksFailed"),
+    "output not finite": (_edited(lambda tensor: tensor.fill_(3e38)), "ChecksFailed"),
     "other shape": (_edited(lambda tensor: tensor[:, :-1]), "IncompatibleModel"),
     "other dtype": (_edited(lambda tensor: tensor.half()), "IncompatibleModel"),
     "unknown tensor": (_unknown, "IncompatibleModel"),
@@ -82,7 +83,7 @@ async def test_a_bad_version_is_refused_while_staging(
     (reply,) = await shared.backend.stage(order)
     assert reply.error is not None
     assert reply.error.code == code, reply.error
-    if kind not in {"unknown tensor", "missing file", "truncated file"}:
+    if kind not in {"unknown tensor", "missing file", "truncated file", "output not finite"}:
         assert reply.error.details["tensor"] == _TENSOR
     assert reply.error.advice
     assert refused(await shared.backend.prepare(kind)) == "NotFound"

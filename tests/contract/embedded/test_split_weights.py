@@ -62,6 +62,15 @@ def answers(updater: WeightUpdater) -> dict[str, str]:
     return updater.answers(updater.hash(updater.snapshot(), updater.groups)[0])
 
 
+def proves(updater: WeightUpdater, directory: Path) -> bool:
+    """Say whether the hashes are a checkpoint's, but for what was converted with a loss, which has its own."""
+    found, blind = answers(updater), updater.unverifiable
+    runtime = updater.runtime(updater.snapshot(), updater.groups)
+    return all(item.actual == item.expected for item in runtime) and all(
+        found[name] == value for name, value in hashes_of(directory).items() if name not in blind
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_swap_leaves_each_rank_with_the_bytes_of_a_fresh_load(family: str, tmp_path: Path) -> None:
     old = models.FAMILIES[family](tmp_path / "old")
@@ -83,11 +92,11 @@ def test_a_swap_leaves_each_rank_with_the_bytes_of_a_fresh_load(family: str, tmp
             assert updater.verify(strict=True) == digest_of(new)
             assert same(held(table), fresh)
             assert not same(fresh, before)
-            assert answers(updater) == hashes_of(new)
+            assert proves(updater, new)
             updater.rollback("op")
             assert updater.verify(strict=True) == digest_of(old)
             assert same(held(table), before)
-            assert answers(updater) == hashes_of(old)
+            assert proves(updater, old)
             parts.append(sum(tensor.nbytes for tensor in before.values()))
     assert max(parts) < 0.6 * whole, "each rank holds about half of the model"
 

@@ -202,3 +202,17 @@ async def test_the_last_operation_that_was_asked_for_stays_the_last_one(world):
     await world.clock.settle()
     assert world.state.operation == status
     assert world.coordinator.operation(world.state.repair.operation_id).state is SwapState.SERVING
+
+
+async def test_a_parameter_that_was_converted_with_a_loss_is_known_by_its_own_hash(world):
+    world.backend.lossy.add("norm")
+    found = await check(world)
+    assert (found.ok, found.checked, list(found.runtime), found.unread) == (True, 4, ["made of norm"], [])
+    assert "norm" not in found.tensors
+    damage(world, "norm")
+    found = await check(world)
+    (item,) = found.mismatched
+    assert (item.name, item.coordinates) == ("made of norm", "runtime")
+    await world.clock.settle()
+    world.assert_serves(world.template)
+    assert world.state.repair.plan.changed_names == ["norm"]

@@ -118,7 +118,7 @@ class EmbeddedBackend:
             NotReady: nothing is loaded.
         """
         facts = self._loaded()
-        return Layout(architecture=facts.architecture, groups=facts.groups)
+        return Layout(architecture=facts.architecture, groups=facts.groups, tied=facts.tied)
 
     def ranks(self) -> Sequence[RankState]:
         """Say who is alive, and what each rank has proven under its boot id."""

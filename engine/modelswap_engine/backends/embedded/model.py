@@ -13,12 +13,13 @@ from modelswap_engine.backends.embedded.generator import Generator
 from modelswap_engine.backends.embedded.lora.adapters import Adapters
 from modelswap_engine.backends.embedded.memory import allocator_bytes, resident_bytes
 from modelswap_engine.backends.embedded.settings import CommitMethod, EmbeddedSettings
+from modelswap_engine.backends.embedded.trial import check_output, trial_of
 from modelswap_engine.backends.port import Hashes, Load, Tokens
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.weights.addresses import compiled
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.updater import WeightUpdater
-from modelswap_engine.weights.version import Method
+from modelswap_engine.weights.version import Method, Staged
 
 
 class LoadedModel:
@@ -55,6 +56,9 @@ class LoadedModel:
             method=lambda: self._method(model, settings.commit_method),
         )
         updater.prove()
+        check_output(model, vocabulary=loading.vocabulary_of(model))
+        self._model = model
+        faults.flip = self._flip
         self.adapters = Adapters(model, settings)
         self.generator = Generator(
             model, settings, adapters=self.adapters, digest=lambda: updater.digest, emit=emit, died=died
@@ -65,6 +69,7 @@ class LoadedModel:
         self.facts = wire.ModelFacts(
             architecture=loading.architecture_of(model),
             groups=tuple(group.sources for group in updater.groups),
+            tied=tuple(group.tied for group in updater.groups if group.tied),
             vocabulary=loading.vocabulary_of(model),
             max_tokens=min(settings.cache_tokens, context or settings.cache_tokens),
             commit_method=self._method(model, settings.commit_method),
@@ -76,6 +81,21 @@ class LoadedModel:
             return Method.COPY if compiled(model) or self.generator.captured else Method.POINTER
         return Method(wanted)
 
+    def try_out(self, staged: Staged) -> None:
+        """Run staged tensors beside the live ones.
+
+        Raises:
+            ChecksFailed: what comes out is not finite.
+        """
+        if staged.version.tensors:
+            trial = trial_of(self._model, self.updater.would_be(staged.version))
+            check_output(trial, vocabulary=self.facts.vocabulary)
+
+    def _flip(self, name: str) -> None:
+        """Damage one live tensor, for a test."""
+        tensor = self.updater.snapshot().tensors[name]
+        tensor.view(-1).view(torch.uint8)[0] ^= 1
+
     def hashes(self, pattern: str, *, pace: Pace) -> Hashes:
         """Re-hash live tensors; consistent, because pointers that move on leave the snapshot alone."""
         updater = self.updater
@@ -83,6 +103,7 @@ class LoadedModel:
         snapshot = updater.snapshot()
         groups = [group for group in updater.groups if any(fnmatch.fnmatchcase(n, pattern) for n in group.sources)]
         found, size = updater.hash(snapshot, groups, pace=pace)
+        runtime = updater.runtime(snapshot, groups, pace=pace)
         blind = updater.unverifiable
         return Hashes(
             tensors={
@@ -90,9 +111,10 @@ class LoadedModel:
                 for n, value in updater.answers(found).items()
                 if n not in blind and fnmatch.fnmatchcase(n, pattern)
             },
-            bytes=size,
+            bytes=size + sum(snapshot.tensors[item.name].nbytes for item in runtime),
             seconds=time.perf_counter() - started,
             unverifiable=tuple(sorted(name for name in blind if fnmatch.fnmatchcase(name, pattern))),
+            runtime=runtime,
         )
 
 

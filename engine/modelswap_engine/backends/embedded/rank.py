@@ -132,7 +132,9 @@ class Rank:
     def _read(self, operation_id: str, work: Callable[[Pace], Staged]) -> Staged:
         def body(pace: Pace) -> Staged:
             self._faults.hit("stage")
-            return work(pace)
+            staged = work(pace)
+            self._loaded().try_out(staged)
+            return staged
 
         return self._staging.run(operation_id, body)
 
@@ -271,6 +273,7 @@ class Rank:
             if self._model is None:
                 return self._reply(operation_id)
             self._model.updater.release(operation_id, previous=previous)
+            self._faults.hit("release")
             return self._reply(operation_id, digest=self._model.updater.digest)
 
     def _loaded(self) -> LoadedModel:

@@ -239,6 +239,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     architecture: str
     groups: tuple[tuple[str, ...], ...]
+    tied: tuple[tuple[str, ...], ...]
     vocabulary: int
     max_tokens: int
     adapters: AdapterLayout
