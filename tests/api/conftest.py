@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,26 +30,52 @@ RIGHTS = ("ServiceAccount", "Role", "RoleBinding")
 _numbers = itertools.count(1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """The service account that the chart gives the operator of one namespace, and its Lease."""
+
+    namespace: str
+    name: str
+    lease: str
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.namespace}:{self.name}"
+
+
+def granted(server: ApiServer, rest: Rest, home: Path, *, namespace: str) -> Account:
+    """Make a namespace and give the operator in it the rights that the chart gives, and not one more."""
+    rest.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}).accepted()
+    objects = Charts(home).template("modelswap", {"watch": {"namespaces": [namespace]}}, namespace=namespace)
+    given = [thing for thing in objects if thing["kind"] in RIGHTS]
+    server.kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(thing) for thing in given))
+    rules = [rule for thing in given if thing["kind"] == "Role" for rule in thing["rules"]]
+    return Account(
+        namespace=namespace,
+        name=next(t["metadata"]["name"] for t in given if t["kind"] == "ServiceAccount"),
+        lease=next(r["resourceNames"][0] for r in rules if "leases" in r["resources"] and "resourceNames" in r),
+    )
+
+
 class OperatorProcess:
     """`python -m modelswap_operator` as the chart starts it, as its own service account."""
 
-    def __init__(self, server: ApiServer, home: Path, *, account: str, lease: str) -> None:
+    def __init__(self, server: ApiServer, home: Path, *, account: Account) -> None:
         self._server = server
         self._home = home
         self._account = account
-        self._lease = lease
         self._starts = itertools.count(1)
         self.child: Child | None = None
         self.port = 0
 
-    def start(self, *extra: str) -> None:
+    def start(self, *extra: str, kubeconfig: Path | None = None) -> None:
         (self.port,) = _free_ports(1)
-        user = f"system:serviceaccount:{NAMESPACE}:{self._account}"
+        account = self._account
         environment = {
             "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY / 'engine'}",
-            "POD_NAMESPACE": NAMESPACE,
+            "POD_NAMESPACE": account.namespace,
             "POD_NAME": "operator-0",
-            "SERVICE_ACCOUNT": self._account,
+            "SERVICE_ACCOUNT": account.name,
         }
         command = [
             "env",
@@ -56,9 +83,9 @@ class OperatorProcess:
             sys.executable,
             "-m",
             "modelswap_operator",
-            f"--kubeconfig={self._server.kubeconfig_of(user)}",
-            f"--namespace={NAMESPACE}",
-            f"--lease-name={self._lease}",
+            f"--kubeconfig={kubeconfig or self._server.kubeconfig_of(account.user)}",
+            f"--namespace={account.namespace}",
+            f"--lease-name={account.lease}",
             "--http-host=127.0.0.1",
             f"--http-port={self.port}",
             "--resync-seconds=5",
@@ -79,7 +106,7 @@ class OperatorProcess:
         """Return a second replica, with the same lease and account."""
         home = self._home / "another"
         home.mkdir(exist_ok=True)
-        return OperatorProcess(self._server, home, account=self._account, lease=self._lease)
+        return OperatorProcess(self._server, home, account=self._account)
 
     def kill(self) -> None:
         assert self.child is not None
@@ -107,19 +134,7 @@ class OperatorProcess:
 @pytest.fixture(scope="session")
 def operator(definitions: ApiServer, rest: Rest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
     home = tmp_path_factory.mktemp("operator")
-    rest.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}).accepted()
-    objects = Charts(home).template("modelswap", {"watch": {"namespaces": [NAMESPACE]}}, namespace=NAMESPACE)
-    given = [thing for thing in objects if thing["kind"] in RIGHTS]
-    account = next(t["metadata"]["name"] for t in given if t["kind"] == "ServiceAccount")
-    definitions.kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(thing) for thing in given))
-    lease = next(
-        rule["resourceNames"][0]
-        for thing in given
-        if thing["kind"] == "Role"
-        for rule in thing["rules"]
-        if "leases" in rule["resources"] and "resourceNames" in rule
-    )
-    process = OperatorProcess(definitions, home, account=account, lease=lease)
+    process = OperatorProcess(definitions, home, account=granted(definitions, rest, home, namespace=NAMESPACE))
     process.start()
     process.wait_ready()
     yield process

@@ -118,6 +118,8 @@ class SimPod:
     quarantined: bool = False
     reason: str = ""
     silences: int = 0
+    slow_to_stop: int = 0
+    """So many cancels it acknowledges before it stops."""
     template: Release | None = None
 
     def __repr__(self) -> str:
@@ -191,6 +193,9 @@ class SimPod:
         self._show(msgspec.structs.replace(operation, state=state))
 
     def cancel(self, operation_id: str) -> None:
+        if self.slow_to_stop:
+            self.slow_to_stop -= 1
+            return
         operation = self.operation
         if operation is None or operation.operation_id != operation_id or operation.state.terminal:
             return

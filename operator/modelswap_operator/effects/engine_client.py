@@ -126,17 +126,12 @@ class EngineClient:
         headers: dict[str, str] | None = None,
         seconds: float | None = None,
     ) -> T:
-        if self._session is None:
-            raise EngineFailed("the client is closed")
-        token = await self._tokens.token(pod.uid)
-        sent = {"Content-Type": "application/json", **(headers or {})}
-        if token is not None:
-            sent["Authorization"] = f"Bearer {token}"
         total = seconds or self._timeouts.call
+        sent = {**await self._headers(pod), **(headers or {})}
         try:
             async with (
                 asyncio.timeout(total),
-                self._session.request(
+                self._open().request(
                     method,
                     pod.url + route,
                     data=encode(body) if body is not None else None,
@@ -157,6 +152,16 @@ class EngineClient:
                 advice="check that the pod listens on its port named modelswap, and NetworkPolicies",
             ) from None
         return self._read(response.status, data, pod, kind)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise EngineFailed("the client is closed")
+        return self._session
+
+    async def _headers(self, pod: Address) -> dict[str, str]:
+        token = await self._tokens.token(pod.uid)
+        sent = {"Content-Type": "application/json"}
+        return sent if token is None else {**sent, "Authorization": f"Bearer {token}"}
 
     def _read(self, status: int, data: bytes, pod: Address, kind: type[T]) -> T:
         try:

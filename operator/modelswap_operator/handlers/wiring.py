@@ -6,7 +6,8 @@ functions in threads, and tasks belong to the loop.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, repeat
 from typing import Any, Final
 
 import kopf
@@ -19,6 +20,17 @@ Wake = Callable[[str, str, str], None]
 CONNECT_SECONDS: Final = 5
 REQUEST_SECONDS: Final = 20
 BACKOFFS: Final = (1, 1, 2, 3, 5, 8)
+LAST_BACKOFF: Final = 10
+
+
+class Patience(Iterable[float]):
+    """Pauses between attempts, without an end: an API server that is away is waited for, however long.
+
+    kopf ends the process when the pauses do. With leader election it ends before that, when the Lease is lost.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        return chain(BACKOFFS, repeat(LAST_BACKOFF))
 
 
 def registry(*, wake: Wake, seen: Callable[[str], None]) -> kopf.OperatorRegistry:
@@ -56,7 +68,7 @@ def settings() -> kopf.OperatorSettings:
     found.peering.standalone = True
     found.networking.connect_timeout = CONNECT_SECONDS
     found.networking.request_timeout = REQUEST_SECONDS
-    found.networking.error_backoffs = BACKOFFS
+    found.networking.error_backoffs = Patience()
     found.watching.connect_timeout = CONNECT_SECONDS
     found.watching.server_timeout = 300
     found.watching.client_timeout = 330

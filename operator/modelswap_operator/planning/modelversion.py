@@ -52,6 +52,17 @@ def plan(snapshot: Snapshot, now: datetime) -> Action:
     return next((action for rule in rules if (action := rule(a, now))), None) or _wait(a, now)
 
 
+def rest(action: Action, now: datetime) -> float | None:
+    """Return the seconds until the next look after an action; None: not before something happens."""
+    match action:
+        case Wait():
+            return (action.until - now).total_seconds() if action.until is not None else None
+        case CancelSwaps():
+            return POLL_SECONDS  # a pod takes a moment to stop, and says the same until then
+        case _:
+            return 0.0
+
+
 def _record(a: Assessment, now: datetime) -> Action | None:
     found = failures.new_failure(a, now)
     return RecordFailure(failure=found) if found is not None else None

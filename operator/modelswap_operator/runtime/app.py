@@ -22,8 +22,8 @@ from modelswap_operator.runtime.election import claim_epoch, election
 from modelswap_operator.runtime.lease import FencedLease
 from modelswap_operator.runtime.metrics import Metrics
 from modelswap_operator.runtime.settings import Settings
-from modelswap_operator.runtime.slot_task import Tools
 from modelswap_operator.runtime.supervisor import Supervisor
+from modelswap_operator.runtime.tools import Tools
 
 EXIT_OK, EXIT_FAILED, EXIT_LEASE_LOST = 0, 1, 3
 STOP_SECONDS = 10.0
@@ -47,15 +47,7 @@ class Operator:
 
     def pulse(self) -> health.Pulse:
         """Return how the process is, for the probes."""
-        found = self._supervisor
-        if found is None:
-            return health.Pulse(leading=False)
-        return health.Pulse(
-            leading=True,
-            listed=found.listed,
-            beat_age=time.monotonic() - found.beat,
-            oldest_pass=found.oldest_pass(),
-        )
+        return self._supervisor.pulse() if self._supervisor is not None else health.Pulse(leading=False)
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until ``stop`` is set, the lease is lost or something fails; returns the exit code."""
@@ -179,6 +171,7 @@ class Operator:
             fencing=lock,
             resync=self._settings.resync,
             now=now,
+            clock=time.monotonic,
             random=draw,
         )
 

@@ -1,20 +1,14 @@
 """One pass over a slot: look, decide, do it, say how it stands (docs/architecture.md, Pieces)."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
 
 import structlog
 
 from modelswap_operator.api.labels import MODELVERSION_KIND, MODELVERSIONS
 from modelswap_operator.api.reasons import Reason
-from modelswap_operator.effects.events import EventWriter
-from modelswap_operator.effects.kube import ApiNotFound, Kube
-from modelswap_operator.effects.observe import Contacts, Look, Observer
-from modelswap_operator.effects.perform import Performer
-from modelswap_operator.effects.status import apply_status
+from modelswap_operator.effects.observe import Contacts, Look
 from modelswap_operator.planning.actions import (
     Action,
     AskPlans,
@@ -28,57 +22,26 @@ from modelswap_operator.planning.actions import (
     WriteAssignment,
 )
 from modelswap_operator.planning.assess import Assessment, highest_epoch
-from modelswap_operator.planning.modelversion import POLL_SECONDS, plan
+from modelswap_operator.planning.modelversion import plan, rest
 from modelswap_operator.planning.progress import expired
 from modelswap_operator.planning.snapshot import Snapshot
 from modelswap_operator.runtime.memory import SlotMemory
-from modelswap_operator.runtime.metrics import Metrics
 from modelswap_operator.runtime.task import Again, ObjectTask
+from modelswap_operator.runtime.tools import Tools
 from modelswap_operator.status import events
 from modelswap_operator.status.summarize import summarize
 
 _log = structlog.get_logger(__name__)
 
 
-class Fencing(Protocol):
-    """The epoch under which this process decides."""
-
-    @property
-    def epoch(self) -> int:
-        """Return it; it can rise."""
-
-    async def outbid(self, seen: int) -> bool:
-        """Claim an epoch above ``seen``; False when another process leads, or none can be had."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tools:
-    """What all tasks share."""
-
-    kube: Kube
-    observer: Observer
-    performer: Performer
-    events: EventWriter
-    metrics: Metrics
-    fencing: Fencing
-    resync: float
-    now: Callable[[], datetime]
-    random: Callable[[], float]
-
-
 class SlotTask(ObjectTask):
     """Brings one slot to what its ModelVersion says."""
 
+    kind = MODELVERSION_KIND
+    plural = MODELVERSIONS
+
     def __init__(self, tools: Tools, *, namespace: str, name: str) -> None:
-        super().__init__(
-            kind=MODELVERSION_KIND,
-            namespace=namespace,
-            name=name,
-            resync=tools.resync,
-            random=tools.random,
-            metrics=tools.metrics,
-        )
-        self._tools = tools
+        super().__init__(tools, namespace=namespace, name=name)
         self._memory = SlotMemory()
         self._contacts = Contacts()
         self._asking: set[asyncio.Task[None]] = set()
@@ -104,7 +67,7 @@ class SlotTask(ObjectTask):
         if look.snapshot.deleted:
             return Again(finished=isinstance(action, Wait), seconds=0.0)
         await self._report(look, action, now)
-        return self._again(action, now)
+        return Again(seconds=rest(action, now))
 
     async def _outdone(self, snapshot: Snapshot) -> Again:
         """Somebody decided under a higher epoch: that is over when this process still leads, else it keeps out."""
@@ -126,13 +89,6 @@ class SlotTask(ObjectTask):
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
-
-    def _again(self, action: Action, now: datetime) -> Again:
-        if isinstance(action, CancelSwaps):
-            return Again(seconds=POLL_SECONDS)  # a pod takes a moment to stop, and says the same until then
-        if not isinstance(action, Wait):
-            return Again(seconds=0.0)
-        return Again(seconds=(action.until - now).total_seconds() if action.until is not None else None)
 
     async def _perform(self, look: Look, action: Action, now: datetime) -> None:
         tools = self._tools
@@ -187,20 +143,8 @@ class SlotTask(ObjectTask):
         after = summarize(look.snapshot, action, now)
         if after == before:
             return
-        try:
-            await apply_status(
-                self._tools.kube,
-                kind=MODELVERSION_KIND,
-                plural=MODELVERSIONS,
-                namespace=self.namespace,
-                name=self.name,
-                resource_version=look.resource_version,
-                status=after,
-            )
-        except ApiNotFound:
-            return  # deleted meanwhile; the next pass sees it
-        self._tools.metrics.status_written(self.kind)
-        await self._tell(look.snapshot, events.of_status(before, after))
+        if await self.show(after, resource_version=look.resource_version):
+            await self._tell(look.snapshot, events.of_status(before, after))
 
     async def _tell(self, snapshot: Snapshot, notes: tuple[events.Note, ...]) -> None:
         if not snapshot.uid:

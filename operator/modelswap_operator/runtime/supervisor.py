@@ -5,20 +5,23 @@ in an outage costs time and nothing else.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import structlog
 
-from modelswap_operator.api.labels import LORAADAPTERS, MODELVERSIONS, SLOT_LABEL
+from modelswap_operator.api.labels import MODELVERSIONS, SLOT_LABEL
 from modelswap_operator.effects import assignment, paths
 from modelswap_operator.effects.kube import ApiError
 from modelswap_operator.runtime.adapter_task import AdapterTask
-from modelswap_operator.runtime.slot_task import SlotTask, Tools
+from modelswap_operator.runtime.health import Pulse
+from modelswap_operator.runtime.slot_task import SlotTask
 from modelswap_operator.runtime.task import ObjectTask
+from modelswap_operator.runtime.tools import Tools
 
 Key = tuple[str, str, str]
 BEAT_SECONDS = 2.0
+_KINDS: Final[dict[str, type[ObjectTask]]] = {kind.plural: kind for kind in (SlotTask, AdapterTask)}
 
 _log = structlog.get_logger(__name__)
 
@@ -30,8 +33,8 @@ class Supervisor:
         self._tools = tools
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._tasks: dict[Key, tuple[ObjectTask, asyncio.Task[None]]] = {}
-        self.listed = False
-        self.beat = time.monotonic()
+        self._listed = False
+        self._beat = tools.clock()
 
     def wake(self, plural: str, namespace: str, name: str) -> None:
         """Have an object looked at soon; its task is made when there is none."""
@@ -40,17 +43,16 @@ class Supervisor:
         if known is not None and not known[1].done():
             known[0].wake()
             return
-        maker: Callable[..., ObjectTask] = SlotTask if plural == MODELVERSIONS else AdapterTask
-        task = maker(self._tools, namespace=namespace, name=name)
+        task = _KINDS[plural](self._tools, namespace=namespace, name=name)
         self._tasks[key] = (task, asyncio.create_task(task.run(), name=f"{plural} {namespace}/{name}"))
 
     async def run(self) -> None:
         """List everything now and every resync; beat in between, so that liveness means that this loop turns."""
         while True:
             await self._list_all()
-            ends = time.monotonic() + (self._tools.resync if self.listed else BEAT_SECONDS)
-            while time.monotonic() < ends:
-                self.beat = time.monotonic()
+            ends = self._tools.clock() + (self._tools.resync if self._listed else BEAT_SECONDS)
+            while self._tools.clock() < ends:
+                self._beat = self._tools.clock()
                 self._sweep()
                 await asyncio.sleep(BEAT_SECONDS)
 
@@ -62,21 +64,25 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*(task for _, task in running), return_exceptions=True)
         for item, _ in running:
-            if isinstance(item, SlotTask):
-                await item.close()
+            await item.close()
 
-    def oldest_pass(self) -> float:
-        """Return how long, in seconds, the longest pass under way has been going on."""
-        now = time.monotonic()
-        begun = (item.pass_began for item, _ in self._tasks.values())
-        return max((now - began for began in begun if began is not None), default=0.0)
+    def pulse(self) -> Pulse:
+        """Return how the loops are, for the probes."""
+        now = self._tools.clock()
+        begun = [item.pass_began for item, _ in self._tasks.values() if item.pass_began is not None]
+        return Pulse(
+            leading=True,
+            listed=self._listed,
+            beat_age=now - self._beat,
+            oldest_pass=now - min(begun, default=now),
+        )
 
     async def _list_all(self) -> None:
         try:
             for namespace in self._namespaces:
                 for key in await self._existing(namespace):
                     self.wake(*key)
-            self.listed = True
+            self._listed = True
         except ApiError as error:
             _log.warning("listing failed, trying again", error=str(error))
 
@@ -84,14 +90,15 @@ class Supervisor:
         """Return the objects of a namespace, and the slots whose assignment is left behind by a deleted object."""
         kube = self._tools.kube
         found: set[Key] = set()
-        for plural in (MODELVERSIONS, LORAADAPTERS):
+        for plural in _KINDS:
             for item in await kube.list(paths.custom(plural, namespace)):
                 found.add((plural, item["metadata"]["namespace"], item["metadata"]["name"]))
-            self.beat = time.monotonic()
+            self._beat = self._tools.clock()
         for item in await kube.list(paths.core("configmaps", namespace), label_selector=SLOT_LABEL):
             current, _ = assignment.parse(item)
             if current is not None and not current.released:
                 found.add((MODELVERSIONS, item["metadata"]["namespace"], item["metadata"]["labels"][SLOT_LABEL]))
+        self._beat = self._tools.clock()
         return iter(sorted(found))
 
     def _sweep(self) -> None:

@@ -5,16 +5,17 @@ tried again later.
 """
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
+import msgspec
 import structlog
 
-from modelswap_operator.effects.kube import ApiConflict, ApiError
+from modelswap_operator.effects.kube import ApiConflict, ApiError, ApiNotFound
+from modelswap_operator.effects.status import apply_status
 from modelswap_operator.planning.backoff import delay
-from modelswap_operator.runtime.metrics import Metrics
+from modelswap_operator.runtime.tools import Tools
 
 PAUSE_SECONDS = 0.02
 """The least time between two passes of one object, whatever wakes it."""
@@ -33,29 +34,44 @@ class Again:
 class ObjectTask(ABC):
     """One sequential reconciler."""
 
-    def __init__(
-        self,
-        *,
-        kind: str,
-        namespace: str,
-        name: str,
-        resync: float,
-        random: Callable[[], float],
-        metrics: Metrics,
-    ) -> None:
-        self.kind = kind
+    kind: ClassVar[str]
+    plural: ClassVar[str]
+
+    def __init__(self, tools: Tools, *, namespace: str, name: str) -> None:
         self.namespace = namespace
         self.name = name
         self.pass_began: float | None = None
-        self._resync = resync
-        self._random = random
-        self._metrics = metrics
+        self._tools = tools
         self._woken = asyncio.Event()
         self._failures = 0
 
     @abstractmethod
     async def look_and_act(self) -> Again:
         """Make one pass."""
+
+    async def close(self) -> None:  # noqa: B027 - most have nothing to end
+        """End what the task started beside its passes."""
+
+    async def show(self, status: msgspec.Struct, *, resource_version: str) -> bool:
+        """Write the object's status; False when the object was deleted meanwhile.
+
+        Raises:
+            ApiConflict: the object has changed since it was read in this version.
+        """
+        try:
+            await apply_status(
+                self._tools.kube,
+                kind=self.kind,
+                plural=self.plural,
+                namespace=self.namespace,
+                name=self.name,
+                resource_version=resource_version,
+                status=status,
+            )
+        except ApiNotFound:
+            return False
+        self._tools.metrics.status_written(self.kind)
+        return True
 
     def wake(self) -> None:
         """Ask for a pass; several wakes before it are one."""
@@ -77,7 +93,7 @@ class ObjectTask(ABC):
             await self._rest(again.seconds)
 
     async def _rest(self, seconds: float | None) -> None:
-        limit = self._resync * (0.8 + 0.4 * self._random())
+        limit = self._tools.resync * (0.8 + 0.4 * self._tools.random())
         try:
             async with asyncio.timeout(limit if seconds is None else min(max(seconds, 0.0), limit)):
                 await self._woken.wait()
@@ -86,10 +102,10 @@ class ObjectTask(ABC):
 
     async def _guarded(self) -> Again:
         """Make a pass, and turn whatever it raises into a later one."""
-        self.pass_began = time.monotonic()
+        self.pass_began = self._tools.clock()
         result = "success"
         try:
-            with self._metrics.working(self.kind):
+            with self._tools.metrics.working(self.kind):
                 again = await self.look_and_act()
             self._failures = 0
             result = "success" if again.seconds is None else "requeue_after"
@@ -103,9 +119,9 @@ class ObjectTask(ABC):
             again, result = self._later(), "error"
         finally:
             began, self.pass_began = self.pass_began, None
-            self._metrics.reconciled(self.kind, result, time.monotonic() - (began or 0.0))
+            self._tools.metrics.reconciled(self.kind, result, self._tools.clock() - (began or 0.0))
         return again
 
     def _later(self) -> Again:
         self._failures += 1
-        return Again(seconds=delay(self._failures, self._random()).total_seconds())
+        return Again(seconds=delay(self._failures, self._tools.random()).total_seconds())

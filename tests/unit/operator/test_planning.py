@@ -13,6 +13,7 @@ from modelswap_engine.swap.fence import Accepted
 from modelswap_operator.api.modelversion import OnFailure, Rollout
 from modelswap_operator.planning.actions import CancelSwaps, StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.assess import Assessment, proved
+from modelswap_operator.planning.modelversion import POLL_SECONDS, rest
 from modelswap_operator.planning.operations import covers
 from modelswap_operator.planning.rollout import allowed
 from tests.support.slot_world import GOOD, World, digest
@@ -212,6 +213,30 @@ def test_a_newer_spec_cancels_what_is_in_flight() -> None:
         ("1.1", "Superseded"),
         ("1.0", "Succeeded"),
     ]
+
+
+def test_a_pod_that_takes_its_time_to_stop_is_asked_again_after_a_pause() -> None:
+    world = World(pods=1)
+    world.settle()
+    world.bump("1.1")
+    until(world, SwapState.STAGED)
+    world.pods[0].slow_to_stop = 3
+    world.bump("1.2")
+    for _ in range(4):
+        while not isinstance(action := world.run_pass(), CancelSwaps):
+            assert not isinstance(action, Wait)
+        assert rest(action, world.now) == POLL_SECONDS  # it says the same until it has stopped
+    world.settle()
+    assert len(world.actions(CancelSwaps)) == 4
+    assert world.serving() == ["1.2"]
+
+
+def test_what_was_done_is_looked_at_at_once_and_what_is_waited_for_in_its_time() -> None:
+    world = World(pods=1)
+    world.settle()
+    assert rest(Wait(), world.now) is None
+    assert rest(Wait(until=world.now + timedelta(seconds=7)), world.now) == 7
+    assert rest(StartSwaps(), world.now) == 0
 
 
 def test_a_revert_in_the_middle_brings_the_swapped_pods_back() -> None:
