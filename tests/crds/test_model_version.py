@@ -26,11 +26,6 @@ NOT_YET = "not yet supported in this release: "
             ({"rollout": {"canary": {name: 5}}}, f"spec.rollout.canary.{name}", f"{NOT_YET}rollout.canary.{name} other")
             for name in ("soakSeconds", "minRequests", "maxErrorPercent")
         ),
-        (
-            {"traffic": {"mode": "Overlap"}},
-            "spec.traffic.mode",
-            f"{NOT_YET}traffic.mode Overlap (use Drain or Recompute)",
-        ),
         ({"checks": {"prompts": [{"prompt": "Hello"}]}}, "spec.checks.prompts", f"{NOT_YET}checks.prompts"),
         (
             {"adapters": {"onIncompatible": "Unload"}},

@@ -26,8 +26,8 @@ def serve(tmp_path: Path, pair: Path) -> Iterator[Serve]:
     """Make an engine process on version 1.0; its log is shown when the test fails."""
     started: list[Served] = []
 
-    def make(*, fault: str = "") -> Served:
-        served = Served(tmp_path, pair / "v1", options=["--version", "1.0"], roots=[pair])
+    def make(*options: str, fault: str = "") -> Served:
+        served = Served(tmp_path, pair / "v1", options=["--version", "1.0", *options], roots=[pair])
         started.append(served)
         return served.start(fault=fault).wait_ready()
 

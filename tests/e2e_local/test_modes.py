@@ -5,6 +5,7 @@ Drain and Recompute are proved in test_swap.py. The two versions cannot be confu
 
 import asyncio
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,22 @@ from demo.answers import Answer
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
+from tests.e2e_local.conftest import Serve
 from tests.support.clients import asking, honest, load_on, makers
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
 
 LONG = 1900
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory, pair: Path) -> Iterator[Served]:
+    """One engine process for this file, which gives old instances all the time that a busy machine may need."""
+    options = ["--version", "1.0", "--reclaim-seconds", "600"]
+    served = Served(tmp_path_factory.mktemp("served"), pair / "v1", options=options, roots=[pair])
+    yield served.start().wait_ready()
+    served.stop()
 
 
 async def caught(served: Served, target: Path, version: str, mode: TrafficMode) -> tuple[Answer, SwapStatus]:
@@ -49,6 +60,46 @@ async def test_freeze_goes_on_in_the_middle_of_answers_and_says_where(served: Se
     assert answer.text[turn:].isupper()
     memory = served.state().memory
     assert 0 < memory.kv_free_bytes < memory.kv_cache_bytes
+
+
+async def test_overlap_makes_nobody_wait_and_mixes_nothing(served: Served, pair: Path) -> None:
+    before = served.state()
+    async with load_on(served.data_url) as load:
+        await load.served_more(6)
+        answer, status = await caught(served, pair / "v2", "1.1", TrafficMode.OVERLAP)
+        await load.served_more(6)
+        back = await asyncio.to_thread(served.command, "rollback", "--mode", "Overlap")
+        assert back.code == 0, back.err
+        await load.served_more(6)
+    after = served.state()
+    # Nobody failed, nobody's answer changed hands, nobody found the gate closed, and both versions were heard.
+    assert load.summary().failed == 0, load.summary().lines()
+    assert load.summary().mixed == 0
+    assert all(honest(one) and not one.spans for one in load.answers)
+    assert set().union(*map(makers, load.answers)) == {"1.0", "1.1"}
+    assert (after.gate.closures, after.gate.waits) == (before.gate.closures, before.gate.waits)
+    assert (status.waited_requests, status.pause_seconds) == (0, None)
+    # The long answer went on to its end on the old instance, while new ones came from the new one.
+    assert (answer.failure, len(answer.text), makers(answer), answer.spans) == ("", LONG, {"1.0"}, [])
+    assert status.overlapped_requests >= 1
+    assert status.forced_requests == 0
+    # One instance is left, in the same process, with the first version's bytes.
+    assert after.memory.kv_cache_bytes == before.memory.kv_cache_bytes
+    assert (after.ranks[0].pid, after.restarts) == (before.ranks[0].pid, before.restarts)
+    assert after.live is not None
+    assert after.live.version == "1.0"
+    check = await asyncio.to_thread(served.command, "check")
+    assert check.code == 0, check.out
+
+
+async def test_overlap_gives_the_old_instance_up_when_its_time_is_over(serve: Serve, pair: Path) -> None:
+    served = serve("--reclaim-seconds", "0.2")
+    answer, status = await caught(served, pair / "v2", "1.1", TrafficMode.OVERLAP)
+    assert (status.overlapped_requests, status.forced_requests) == (1, 1)
+    assert (answer.error["code"], answer.error["retryable"]) == ("interrupted", True)
+    assert (makers(answer), answer.finish) == ({"1.0"}, "")
+    again = await asking(served.data_url, tokens=8)
+    assert (again.failure, again.version, makers(again)) == ("", "1.1", {"1.1"})
 
 
 async def test_abort_ends_answers_with_an_error_that_says_try_again(served: Served, pair: Path) -> None:

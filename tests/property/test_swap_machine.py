@@ -20,7 +20,7 @@ from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_backend import Fault
 from tests.support.swapping import OWNER, POD, World, checkpoint, request
 
-STEPS = ["stage", "prepare", "pause", "commit", "verify", "resume", "rollback", "release", "load", "hashes"]
+STEPS = ["stage", "prepare", "pause", "commit", "verify", "resume", "rollback", "retire", "release", "load", "hashes"]
 FAULTS = [Fault.ERROR, Fault.LATE_ERROR, Fault.RAISE, Fault.DIE, Fault.DIE_AFTER, Fault.HANG]
 CONTENTS = {
     "1.0": checkpoint(),
@@ -33,6 +33,7 @@ BOUNDS = {
     "call_seconds": 5.0,
     "pause_seconds": 5.0,
     "admit_seconds": 3.0,
+    "reclaim_seconds": 4.0,
     "stage_seconds": 20.0,
     "load_seconds": 20.0,
     "hash_seconds": 20.0,
@@ -43,7 +44,7 @@ faults = st.dictionaries(st.sampled_from(STEPS), st.sampled_from(FAULTS), max_si
 versions = st.sampled_from(sorted(CONTENTS))
 traffics = st.builds(
     Traffic,
-    mode=st.sampled_from([TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.ABORT]),
+    mode=st.sampled_from(list(TrafficMode)),
     timeout_seconds=st.sampled_from([0.0, 5.0]),
     on_timeout=st.sampled_from(list(OnTimeout)),
     peers_ready=st.sampled_from([0, 0, 1]),
@@ -253,6 +254,8 @@ class Pod(RuleBasedStateMachine):
         assert world.coordinator._core.lock.claimed is False
         assert state.gate.in_flight == len(self.clients)
         assert world.backend.paused == ""
+        assert world.backend.second == ""
+        assert world.coordinator._core.retiring is None
         if state.live is None:
             assert not state.ready
             assert not state.gate.open

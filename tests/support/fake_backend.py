@@ -65,6 +65,7 @@ class FakeBackend:
         lossy: tensors that are held in another form, and known by that.
         requests: what ``running`` answers.
         limit: bytes that the engine may use, -1 for no limit.
+        instance: bytes that a second instance takes beside the tensors.
     """
 
     def __init__(self, *, read: Callable[[TensorRange], bytes], ranks: int = 2) -> None:
@@ -79,7 +80,9 @@ class FakeBackend:
         self.violations: list[str] = []
         self.requests = 0
         self.limit = -1
-        self.modes = [TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.ABORT]
+        self.modes = list(TrafficMode)
+        self.why: dict[str, str] = {}
+        self.instance = 0
         self.policies: list[RequestPolicy] = []
         self.rates: list[int] = []
         self.lossy: set[str] = set()
@@ -93,6 +96,7 @@ class FakeBackend:
         self.prepared = ""
         self.paused = ""
         self.committed = ""
+        self.second = self.undone = ""
         self.undo: tuple[str, Tensors] | None = None
         self.previous: tuple[str, Tensors] | None = None
         self.inbox: tuple[str, Tensors] | None = None
@@ -128,7 +132,7 @@ class FakeBackend:
         return await self._step("load", order.operation_id, act)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(traffic_modes=list(self.modes))
+        return Capabilities(traffic_modes=list(self.modes), refused_modes=dict(self.why))
 
     def layout(self) -> Layout:
         """Every tensor alone, but ``q`` and ``k`` are one parameter."""
@@ -147,17 +151,18 @@ class FakeBackend:
         staged = _size(self.staged[2]) if self.staged is not None else 0
         staged += _size(self.inbox[1]) if self.inbox is not None else 0
         previous = _size(self.previous[1]) if self.previous is not None else 0
-        used = _size(self.live) + staged + previous
+        used = _size(self.live) + staged + previous + (self.instance if self.second else 0)
         return MemoryState(
             model_bytes=_size(self.live),
             staged_bytes=staged,
             previous_bytes=previous,
+            instance_bytes=self.instance,
             limit_bytes=self.limit,
             available_bytes=-1 if self.limit < 0 else self.limit - used,
         )
 
     async def stage(self, order: Stage | StageRetained) -> Sequence[Reply]:
-        self._law(bool(self.live) and self.staged is None and not self.paused, "stage")
+        self._law(bool(self.live) and self.staged is None and not self.paused and not self.second, "stage")
 
         def act() -> None:
             if isinstance(order, StageRetained):
@@ -173,11 +178,12 @@ class FakeBackend:
         fetched = sum(t.nbytes for t in order.tensors) if isinstance(order, Stage) else 0
         return await self._step("stage", order.operation_id, act, fetched_bytes=fetched)
 
-    async def prepare(self, operation_id: str) -> Sequence[Reply]:
+    async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
         self._law(self.staged is not None and self.staged[0] == operation_id, "prepare")
 
         def act() -> None:
             self.prepared = operation_id
+            self.second = operation_id if overlap else ""
 
         return await self._step("prepare", operation_id, act, digest=self.staged[1] if self.staged else "")
 
@@ -190,7 +196,8 @@ class FakeBackend:
         return await self._step("pause", operation_id, act)
 
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
-        self._law(self.paused == operation_id == self.prepared and self.committed != operation_id, "commit")
+        allowed = self.second if policy is RequestPolicy.OVERLAP else self.paused
+        self._law(allowed == operation_id == self.prepared and self.committed != operation_id, "commit")
         self.policies.append(policy)
 
         def act() -> None:
@@ -204,8 +211,17 @@ class FakeBackend:
 
         return await self._step("commit", operation_id, act, requests=self.requests, commit_microseconds=5.0)
 
+    async def retire(self, operation_id: str) -> Sequence[Reply]:
+        self._law(self.second == operation_id == self.committed, "retire")
+        left, self.requests = self.requests, 0
+
+        def act() -> None:
+            self.second = ""
+
+        return await self._step("retire", operation_id, act, requests=left)
+
     async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
-        self._law(self.paused == operation_id, "verify")
+        self._law(operation_id in (self.paused, self.second, self.undone), "verify")
 
         def act() -> None:
             if strict and self.live != self.wanted:
@@ -214,9 +230,10 @@ class FakeBackend:
         return await self._step("verify", operation_id, act, digest=self.digest)
 
     async def rollback(self, operation_id: str) -> Sequence[Reply]:
-        self._law(self.paused == operation_id, "rollback")
+        self._law(operation_id in (self.paused, self.second), "rollback")
 
         def act() -> None:
+            self.undone, self.second = self.second, ""
             if self.committed == operation_id and self.undo is not None:
                 self.digest, old = self.undo
                 self.live = self.live | old
@@ -233,9 +250,10 @@ class FakeBackend:
         return await self._step("resume", operation_id, act)
 
     async def release(self, operation_id: str, *, previous: bool) -> Sequence[Reply]:
-        self._law(not self.paused, "release")
+        self._law(not self.paused and (not self.second or self.committed != self.second), "release")
 
         def act() -> None:
+            self.second = self.undone = ""
             self.staged, self.prepared = None, ""
             if self.inbox is not None and self.inbox[0] == operation_id:
                 self.inbox = None

@@ -7,6 +7,12 @@ The order within one swap is::
 
     stage → prepare → pause → commit → verify → resume        (then release, or later rollback/release)
                           └── on failure: rollback → verify → resume
+
+With ``RequestPolicy.OVERLAP`` nobody is paused; until ``retire`` there are two instances, and a request says by its
+``version`` which one it was let in to::
+
+    stage → prepare(overlap) → commit → verify → retire        (then release, or later rollback/release)
+                               └── on failure: rollback → verify
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -78,11 +84,12 @@ class StageRetained(Record, frozen=True, kw_only=True):
 class RequestPolicy(StrEnum):
     """What a commit does with requests that are running in the engine.
 
-    ``FREEZE`` keeps their keys and values, which the old weights made, and lets them go on with the new ones; nobody
-    else may ever use those.
+    ``OVERLAP`` leaves them where they are: a second instance has the new weights. ``FREEZE`` keeps their keys and
+    values, which the old weights made, and lets them go on with the new ones; nobody else may ever use those.
     """
 
     NONE_RUNNING = "NoneRunning"
+    OVERLAP = "Overlap"
     RECOMPUTE = "Recompute"
     FREEZE = "Freeze"
     ABORT = "Abort"
@@ -158,7 +165,11 @@ class Sampling(Record, frozen=True, kw_only=True):
 
 
 class Generate(Record, frozen=True, kw_only=True):
-    """One prompt for the engine. ``adapter`` is the identity of the LoRA adapter to use, "" for the base model."""
+    """One prompt for the engine.
+
+    ``version`` is the digest of the version that it was let in under; it chooses between two instances. ``adapter`` is
+    the identity of the LoRA adapter to use, "" for the base model.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -166,6 +177,7 @@ class Generate(Record, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     eos: tuple[int, ...] = ()
     ignore_eos: bool = False
+    version: str = ""
     adapter: str = ""
 
 
@@ -235,20 +247,33 @@ class Backend(Protocol):
     async def stage(self, order: Stage | StageRetained) -> Sequence[Reply]:
         """Stage beside the live tensors while requests run."""
 
-    async def prepare(self, operation_id: str) -> Sequence[Reply]:
-        """Promise that commit can no longer fail for want of anything; replies carry the staged digest."""
+    async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
+        """Promise that commit can no longer fail for want of anything; replies carry the staged digest.
+
+        With ``overlap`` a second instance with the staged tensors is brought up and warmed beside the one that serves;
+        ``release`` takes it back.
+        """
 
     async def pause(self, operation_id: str, *, timeout: float) -> Sequence[Reply]:
         """Park every rank between two steps; ``seconds`` is the stop latency."""
 
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
-        """Make the staged tensors live; only legal while paused. The old ones become ``previous``."""
+        """Make the staged tensors live; only legal while paused. The old ones become ``previous``.
+
+        With ``OVERLAP`` the second instance becomes the main one, without a pause.
+        """
+
+    async def retire(self, operation_id: str) -> Sequence[Reply]:
+        """End the instance that an ``OVERLAP`` commit left behind; only legal once that commit is verified.
+
+        Requests that are still on it end with ``FinishReason.ERROR``; the replies count them.
+        """
 
     async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
         """Prove that what is live is what was staged (identity; with ``strict`` also by hash)."""
 
     async def rollback(self, operation_id: str) -> Sequence[Reply]:
-        """Put the tensors from before this operation's commit back; only legal while paused."""
+        """Put the tensors from before this operation's commit back; only legal while paused, or while two overlap."""
 
     async def resume(self, operation_id: str) -> Sequence[Reply]:
         """Let the ranks step again; without a pause this does nothing."""

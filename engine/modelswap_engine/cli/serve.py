@@ -74,6 +74,7 @@ class ServeSettings:
     lora_slot_mib: int
     lora_max_pinned: int | None
     max_queue: int
+    reclaim_seconds: float
     weight_loader: tuple[str, ...]
     drain_seconds: float
     propagation_seconds: float
@@ -210,6 +211,7 @@ def _coordinator(
             audit_bytes_per_second=settings.audit_bytes_per_second,
             repair_attempts=settings.repair_attempts,
             debug_checks=settings.debug_checks,
+            reclaim_seconds=settings.reclaim_seconds,
         ),
         listeners=[resources],
         transfers=backend,

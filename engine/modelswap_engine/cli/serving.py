@@ -64,6 +64,9 @@ def serve(
     weight_loader: Annotated[
         list[str] | None, typer.Option(help="Custom weight loader that updates may name, package.module:function.")
     ] = None,
+    reclaim_seconds: Annotated[
+        float, typer.Option(min=0, help="Overlap: end what the old instance still answers after so long.")
+    ] = 30.0,
     drain_seconds: Annotated[float, typer.Option(min=0, help="SIGTERM: wait so long for requests in flight.")] = 60.0,
     propagation_seconds: Annotated[
         float, typer.Option(min=0, help="In a pod: from not ready until no endpoint routes here any more.")

@@ -13,12 +13,17 @@ from modelswap_engine.protocol.wire import Message
 
 
 class GateState(Message, frozen=True, kw_only=True):
-    """The door for new requests."""
+    """The door for new requests.
+
+    ``closures`` counts how often it closed, ``waits`` the requests that found it closed, since the process began.
+    """
 
     open: bool = True
     queued: int = 0
     in_flight: int = 0
     oldest_in_flight_seconds: float = 0.0
+    closures: int = 0
+    waits: int = 0
     lease_id: str = ""
     lease_owner: str = ""
     lease_seconds_left: float = 0.0
@@ -40,6 +45,8 @@ class MemoryState(Message, frozen=True, kw_only=True):
     Of the KV cache ``kv_free_bytes`` are free, and ``kv_cached_bytes`` belong to prefixes that no request uses now and
     the next one with the same beginning may find. The allocator took ``allocator_reserved_bytes`` from the system, of
     which ``allocator_used_bytes`` are handed out: the rest are holes.
+    the next one with the same beginning may find. ``instance_bytes`` is what a second instance takes beside the weights
+    that differ, in traffic mode Overlap.
     """
 
     model_bytes: int = 0
@@ -49,6 +56,7 @@ class MemoryState(Message, frozen=True, kw_only=True):
     kv_free_bytes: int = 0
     kv_cached_bytes: int = 0
     adapter_bytes: int = 0
+    instance_bytes: int = 0
     rss_bytes: int = 0
     allocator_used_bytes: int = 0
     allocator_reserved_bytes: int = 0
@@ -87,12 +95,13 @@ class Capabilities(Message, frozen=True, kw_only=True):
     """What this backend can do; asked, never assumed.
 
     ``commit_method`` is how a commit makes tensors live: ``pointer``, or ``copy`` where addresses must stay; then the
-    old values are saved before, which takes as much memory again.
+    old values are saved before, which takes as much memory again. ``refused_modes`` says why a mode is not there.
     """
 
     kind: str = "embedded"
     version: str = ""
     traffic_modes: list[TrafficMode] = msgspec.field(default_factory=lambda: [TrafficMode.DRAIN, TrafficMode.RECOMPUTE])
+    refused_modes: dict[str, str] = {}
     rollback: bool = True
     commit_method: str = "pointer"
     max_loras: int = 0

@@ -107,6 +107,9 @@ class SwapStatus(Message, frozen=True, kw_only=True):
         bytes_fetched: tensor bytes read from the source; headers and side files are in ``header_bytes``.
         drained_requests: requests that a Drain waited for; ``recomputed_requests``, ``frozen_requests`` and
             ``aborted_requests`` are the running ones that the commit met, by what it did with them.
+        overlapped_requests: requests that the old instance still had when the new one took over; ``forced_requests`` of
+            them took too long and got an error.
+        waited_requests: new requests that found the gate closed while the operation ran.
     """
 
     operation_id: str
@@ -127,6 +130,9 @@ class SwapStatus(Message, frozen=True, kw_only=True):
     recomputed_requests: int = 0
     frozen_requests: int = 0
     aborted_requests: int = 0
+    overlapped_requests: int = 0
+    forced_requests: int = 0
+    waited_requests: int = 0
     commit_method: str = ""
     error: ErrorBody | None = None
     started_at: str = ""

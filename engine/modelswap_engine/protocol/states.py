@@ -47,7 +47,7 @@ TRANSITIONS: Final[dict[SwapState, frozenset[SwapState]]] = {
     _S.PLANNED: frozenset({_S.FETCHING, _S.STAGED, _S.SERVING, _S.ABORTED}),
     _S.FETCHING: frozenset({_S.STAGED, _S.ABORTED}),
     _S.STAGED: frozenset({_S.PREPARED, _S.ABORTED}),
-    _S.PREPARED: frozenset({_S.PAUSING, _S.ABORTED}),
+    _S.PREPARED: frozenset({_S.PAUSING, _S.COMMITTING, _S.ABORTED}),
     _S.PAUSING: frozenset({_S.COMMITTING, _S.ABORTED}),
     _S.COMMITTING: frozenset({_S.COMMITTED, _S.ROLLING_BACK}),
     _S.COMMITTED: frozenset({_S.VERIFIED, _S.ROLLING_BACK}),
@@ -58,7 +58,8 @@ TRANSITIONS: Final[dict[SwapState, frozenset[SwapState]]] = {
     _S.ROLLED_BACK: frozenset(),
     _S.QUARANTINED: frozenset(),
 }
-"""``PLANNED → SERVING`` is the empty swap: the wanted digest is live already."""
+"""``PLANNED → SERVING`` is the empty swap: the wanted digest is live already. ``PREPARED → COMMITTING`` is the Overlap,
+which pauses nobody."""
 
 
 class IllegalTransition(ValueError):

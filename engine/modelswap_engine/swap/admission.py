@@ -13,7 +13,7 @@ class Admission:
     """A request that is inside.
 
     Attributes:
-        live: the version that serves it; it cannot change before :meth:`submitted`.
+        live: the version that serves it; its instance stays at least until :meth:`submitted`.
     """
 
     def __init__(self, live: VersionRef, reader: Reader) -> None:
@@ -53,6 +53,8 @@ class Admissions:
         """
         reader = await self._pass()
         try:
+            # Nothing is awaited between entering and this: version and reference are taken in one step, so an instance
+            # that somebody was just let in to is never one that nobody holds.
             live = self._live()
             if live is None:
                 raise NotReady("no version is live in this engine yet", details={"retryAfterSeconds": "1"})
@@ -62,6 +64,7 @@ class Admissions:
                     advice="try again once the swap is done, or at another replica",
                     details={"live": live.version, "digest": live.digest},
                 )
+            reader.version = live.digest
             yield Admission(live, reader)
         finally:
             reader.leave()

@@ -172,6 +172,10 @@ class Coordinator:
         """The version that serves."""
         return self._core.live_ref()
 
+    def serves(self, digest: str) -> bool:
+        """Say whether a request that was let in to this version can be handed to the engine."""
+        return self._core.serves(digest)
+
     def ready(self) -> bool:
         """Say whether new requests should be routed here."""
         return self._core.ready

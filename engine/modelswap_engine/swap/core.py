@@ -70,6 +70,7 @@ class Core:
         live: the version that serves; None until one has been proved, and in quarantine.
         previous: the retained previous version.
         drift: what a check found to be wrong with the live tensors; nobody is answered while there is any.
+        retiring: the version whose instance ends what it began, beside the live one.
         reason: why the engine is not ready, "" when it is; ``message`` says it in words.
         update: the weight update that is open, if one is; ``received`` is the version it makes while that is committed.
         quarantined: True when neither version could be proved; only a whole load ends it.
@@ -109,6 +110,7 @@ class Core:
         self.previous: Version | None = None
         self.drift = Drift()
         self.growth = Growth()
+        self.retiring: Version | None = None
         self.reason = ""
         self.message = ""
         self.quarantined = False
@@ -351,6 +353,10 @@ class Core:
             for listener in self.listeners:
                 listener.discard(digest)
         await self.store.prune(self.held())
+
+    def serves(self, digest: str) -> bool:
+        """Say whether a request that was let in to this version can be handed to the engine."""
+        return any(version is not None and version.digest == digest for version in (self.live, self.retiring))
 
     def held(self) -> set[str]:
         """Return the digests of the live and the retained version."""

@@ -58,9 +58,11 @@ class Engine:
         call, seconds = self._backend.stage(order), self._settings.stage_seconds
         return await self._replies("stage", order.operation_id, call, seconds, unless=unless)
 
-    async def prepare(self, operation_id: str, digest: str) -> None:
-        """Make every rank promise, and agree on what it holds."""
-        _agree(await self._short("prepare", operation_id, self._backend.prepare(operation_id)), digest)
+    async def prepare(self, operation_id: str, digest: str, *, overlap: bool = False) -> None:
+        """Make every rank promise, and agree on what it holds; ``overlap`` brings up a second instance."""
+        call = self._backend.prepare(operation_id, overlap=overlap)
+        seconds = self._settings.stage_seconds if overlap else self._settings.call_seconds
+        _agree(await self._replies("prepare", operation_id, call, seconds), digest)
 
     async def pause(self, operation_id: str) -> None:
         """Park every rank between two steps."""
@@ -71,6 +73,10 @@ class Engine:
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Replies:
         """Make the staged tensors live."""
         return await self._short("commit", operation_id, self._backend.commit(operation_id, policy))
+
+    async def retire(self, operation_id: str) -> Replies:
+        """End the old instance."""
+        return await self._short("retire", operation_id, self._backend.retire(operation_id))
 
     async def verify(self, operation_id: str, digest: str, *, strict: bool) -> None:
         """Prove that what is live is this version."""

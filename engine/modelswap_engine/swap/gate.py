@@ -32,6 +32,10 @@ class Gate:
         clock: measures ages and deadlines.
         max_queue: how many requests may wait; one more is answered ``Paused``.
         queue_seconds: how long one may wait; longer is answered ``Paused``.
+
+    Attributes:
+        closures: how often it went from open to closed.
+        waits: how many requests have found it closed and had to wait.
     """
 
     def __init__(self, *, clock: Clock, max_queue: int = 1024, queue_seconds: float = 120.0) -> None:
@@ -43,6 +47,8 @@ class Gate:
         self._timers: dict[str, asyncio.Task[None]] = {}
         self._waiting: set[asyncio.Future[None]] = set()
         self._refusal: ErrorBody | None = None
+        self.closures = 0
+        self.waits = 0
         self._changed: Callable[[], None] = lambda: None
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -66,6 +72,7 @@ class Gate:
 
     def close(self, hold: str, *, allowance: float = 0.0) -> None:
         """Hold the door shut; ``allowance`` lets requests wait longer than usual when this may take that long."""
+        self._closing()
         self._holds[hold] = allowance
         self._changed()
 
@@ -95,6 +102,7 @@ class Gate:
         self._check_owner(lease_id, owner)
         if lease_id not in self._leases and len(self._leases) >= MAX_LEASES:
             raise Busy(f"{MAX_LEASES} leases hold this engine already", advice="give one back, or wait for its end")
+        self._closing()
         self._leases[lease_id] = Lease(id=lease_id, owner=owner, deadline=self._clock.monotonic() + seconds)
         self._stop_timer(lease_id)
         self._timers[lease_id] = asyncio.create_task(self._expire(lease_id, seconds))
@@ -126,6 +134,7 @@ class Gate:
                 advice="try again shortly, or at another replica",
                 details=_RETRY_AFTER,
             )
+        self.waits += 1
         patience = max([self._queue_seconds, *self._holds.values()])
         try:
             await within(self._clock, patience, self._wait())
@@ -160,6 +169,9 @@ class Gate:
                 if not waiter.done():
                     waiter.set_result(None)
         self._changed()
+
+    def _closing(self) -> None:
+        self.closures += not self._holds and not self._leases
 
     def _check_owner(self, lease_id: str, owner: str) -> None:
         held = self._leases.get(lease_id)

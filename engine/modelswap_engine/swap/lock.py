@@ -19,14 +19,15 @@ class Scope(Enum):
 
 
 class Reader:
-    """One request inside."""
+    """One request inside. ``version`` is the digest of the version that it was let in to, and holds its instance."""
 
-    __slots__ = ("_lock", "since", "submitted")
+    __slots__ = ("_lock", "since", "submitted", "version")
 
     def __init__(self, lock: "UpdateLock", since: float) -> None:
         self._lock = lock
         self.since = since
         self.submitted = False
+        self.version = ""
 
     def submit(self) -> None:
         """The prompt has reached the engine; from now on only a writer that waits for all waits for this."""
@@ -87,9 +88,18 @@ class UpdateLock:
         self._claimed = False
         self._wake()
 
+    def holding(self, version: str) -> int:
+        """How many readers hold the instance of a version."""
+        return sum(reader.version == version for reader in self._readers)
+
     async def idle(self, scope: Scope) -> None:
         """Return when no reader of this scope is inside."""
         while any(scope is Scope.ALL or not reader.submitted for reader in self._readers):
+            await self._sleep()
+
+    async def unheld(self, version: str) -> None:
+        """Return when no reader holds the instance of a version."""
+        while self.holding(version):
             await self._sleep()
 
     async def _sleep(self) -> None:

@@ -28,6 +28,7 @@ from modelswap_engine.protocol.policy import LoadingMode, OnTimeout, Traffic, Tr
 MIB: Final = 1 << 20
 POLICIES: Final = {
     TrafficMode.DRAIN: RequestPolicy.NONE_RUNNING,
+    TrafficMode.OVERLAP: RequestPolicy.OVERLAP,
     TrafficMode.RECOMPUTE: RequestPolicy.RECOMPUTE,
     TrafficMode.FREEZE: RequestPolicy.FREEZE,
     TrafficMode.ABORT: RequestPolicy.ABORT,
@@ -113,9 +114,10 @@ def decide(situation: Situation, request: PlanRequest) -> Decision:
     change = diff(situation.live_manifest, target)
     mode = _mode(situation, request)
     names = tuple(sorted(_names(situation, change, mode)))
+    overlap = request.traffic.mode is TrafficMode.OVERLAP
     work = _work(situation, request, names)
     fetched = _bytes(target, _absent(situation, names)) if isinstance(work, ReadTensors) else 0
-    needed = _memory_needed(situation, work, names)
+    needed = _memory_needed(situation, work, names, overlap=overlap)
     refused = tuple(_refusals(situation, request, change, work=work, needed=needed))
     groups = [] if isinstance(work, Nothing) else touched_groups(names, situation.groups)
     plan = Plan(
@@ -173,16 +175,23 @@ def _work(situation: Situation, request: PlanRequest, names: tuple[str, ...]) ->
     if target == situation.previous and request.loading.mode is not LoadingMode.FULL:
         return UseRetained()
     free = _free(situation)
-    needed = _memory_needed(situation, ReadTensors(names, drop_previous=False), names)
+    overlap = request.traffic.mode is TrafficMode.OVERLAP
+    needed = _memory_needed(situation, ReadTensors(names, drop_previous=False), names, overlap=overlap)
     return ReadTensors(names, drop_previous=free is not None and needed > free and situation.memory.previous_bytes > 0)
 
 
-def _memory_needed(situation: Situation, work: Work, names: tuple[str, ...]) -> int:
-    """Return the bytes that the swap takes beside the live ones until it is over: what is read, and what is saved."""
+def _memory_needed(situation: Situation, work: Work, names: tuple[str, ...], *, overlap: bool) -> int:
+    """Return the bytes that the swap takes beside the live ones until it is over.
+
+    They are what is read, and what is saved before it is written over, or a second instance.
+    """
+    if isinstance(work, Nothing):
+        return 0
     target = situation.target_manifest
-    copied = situation.capabilities.commit_method == COPY and not isinstance(work, Nothing)
     read = _bytes(target, _absent(situation, names)) if isinstance(work, ReadTensors) else 0
-    return read + (_bytes(target, names) if copied else 0)
+    if overlap:
+        return read + situation.memory.instance_bytes
+    return read + (_bytes(target, names) if situation.capabilities.commit_method == COPY else 0)
 
 
 def _absent(situation: Situation, names: Sequence[str]) -> list[str]:
@@ -205,8 +214,9 @@ def _refusals(
     yield from _tied(situation)
     continues = request.traffic.mode in (TrafficMode.RECOMPUTE, TrafficMode.FREEZE)
     yield from refusals(situation.side, continues_requests=continues)
-    yield from _traffic(request.traffic, situation.capabilities)
-    yield from _memory(situation, work, needed)
+    yield from _traffic(request.traffic, situation)
+    overlap = request.traffic.mode is TrafficMode.OVERLAP
+    yield from _memory(situation, work, needed, second=situation.memory.instance_bytes if overlap else 0)
 
 
 def _pin(pin: str, digest: str) -> Iterator[Refused]:
@@ -252,7 +262,8 @@ def _tied(situation: Situation) -> Iterator[Refused]:
                 )
 
 
-def _traffic(traffic: Traffic, capabilities: Capabilities) -> Iterator[Refused]:
+def _traffic(traffic: Traffic, situation: Situation) -> Iterator[Refused]:
+    capabilities = situation.capabilities
     possible = [mode for mode in capabilities.traffic_modes if mode in POLICIES]
     wanted = [(traffic.mode, "traffic mode", traffic.mode.value)]
     if traffic.mode is TrafficMode.DRAIN and traffic.on_timeout in FALLBACKS:
@@ -260,22 +271,34 @@ def _traffic(traffic: Traffic, capabilities: Capabilities) -> Iterator[Refused]:
     for mode, what, value in wanted:
         if mode not in possible:
             yield UnsupportedChange(
-                f"{what} {value} is not possible with the {capabilities.kind} engine",
+                f"{what} {value} is not possible with the {capabilities.kind} engine{_why(capabilities, mode)}",
                 advice=f"use a traffic mode of: {', '.join(possible)}",
                 details={"possible": ",".join(possible)},
             )
 
+    if traffic.mode is TrafficMode.OVERLAP and situation.drifted:
+        yield UnsupportedChange(
+            "an Overlap would go on answering with live tensors that are not what their version says",
+            advice=f"use traffic mode {TrafficMode.ABORT}",
+        )
 
-def _memory(situation: Situation, work: Work, needed: int) -> Iterator[Refused]:
+
+def _why(capabilities: Capabilities, mode: TrafficMode) -> str:
+    reason = capabilities.refused_modes.get(mode, "")
+    return f": {reason}" if reason else ""
+
+
+def _memory(situation: Situation, work: Work, needed: int, *, second: int) -> Iterator[Refused]:
     free = _free(situation)
     # Dropping the retained version makes room, unless it is what is wanted.
     droppable = situation.memory.previous_bytes if isinstance(work, ReadTensors) else 0
     if free is None or needed <= free + droppable:
         return
     yield InsufficientMemory(
-        f"staging needs {_mib(needed)} MiB, {_mib(free)} MiB may be used"
+        f"staging{' with a second instance' if second else ''} needs {_mib(needed)} MiB, {_mib(free)} MiB may be used"
         f" (and {_mib(droppable)} MiB of the retained previous version)",
-        advice="raise the container's memory limit or give the KV cache less",
+        advice="raise the container's memory limit or give the KV cache less"
+        + (", or use another traffic mode" if second else ""),
         details={"neededMiB": _mib(needed), "availableMiB": _mib(free + droppable)},
     )
 

@@ -24,6 +24,7 @@ class SwapSettings:
         call_seconds: bound of one short backend call (prepare, commit, verify, rollback, resume, release). This and
             the other bounds of backend calls are longer than the backend's own, which end the worker first.
         pause_seconds: bound of parking every rank at a step boundary.
+        reclaim_seconds: how long an instance whose version was replaced may end what it began; then it is given up.
         admit_seconds: bound of waiting until requests in admission (tokenizing) have reached the engine.
         stage_seconds: bound of reading and staging a version; load_seconds of loading a whole one.
         resolve_seconds: bound of finding a checkpoint and, without a manifest, hashing it.
@@ -50,6 +51,7 @@ class SwapSettings:
     poll_seconds: float = 1.0
     call_seconds: float = 90.0
     pause_seconds: float = 30.0
+    reclaim_seconds: float = 30.0
     admit_seconds: float = 10.0
     stage_seconds: float = 1900.0
     load_seconds: float = 1900.0

@@ -12,7 +12,7 @@ import msgspec
 from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
 from modelswap_engine.protocol.errors import InvalidCheckpoint, ManifestMismatch, ModelswapError
 from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
-from modelswap_engine.protocol.policy import VerifyMode
+from modelswap_engine.protocol.policy import TrafficMode, VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap import loader, recovery
 from modelswap_engine.swap.audit import audit
@@ -21,6 +21,7 @@ from modelswap_engine.swap.engine import Replies
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.plan import Decision, Nothing, ReadTensors
 from modelswap_engine.swap.planner import assess
+from modelswap_engine.swap.reclaim import reclaim
 from modelswap_engine.swap.records import Intent
 from modelswap_engine.swap.traffic import Window
 from modelswap_engine.swap.versions import Version
@@ -51,6 +52,8 @@ class Transaction:
         self._window = Window(core, operation, request.traffic)
         self._old: Version | None = None
         self._new: Version | None = None
+        self._overlaps = request.traffic.mode is TrafficMode.OVERLAP
+        self._waits = core.gate.waits
         self._staged = False
         self._touched = False
 
@@ -123,7 +126,7 @@ class Transaction:
             )
         if isinstance(order, Stage):
             await self._unchanged(new)
-        await core.engine.prepare(operation.id, new.digest)
+        await core.engine.prepare(operation.id, new.digest, overlap=self._overlaps)
         operation.advance(_S.PREPARED)
         operation.check()
 
@@ -144,12 +147,15 @@ class Transaction:
         )
 
     async def _exchange(self, decision: Decision, new: Version) -> None:
-        """From PREPARED to the open gate."""
+        """From PREPARED to where the new version serves."""
         core, operation, window = self._core, self._operation, self._window
         await window.leave_endpoints()
         if new.lasts:  # what cannot be loaded again must not be what a restart looks for
             await core.record(Intent(operation_id=operation.id, source=operation.status.source, target=new.ref))
         operation.check()
+        if self._overlaps and self._old is not None:
+            await self._switch(new, self._old, keep=decision.keep_previous)
+            return
         operation.advance(_S.PAUSING)
         policy = await window.shut(continuable=decision.continuable)
         operation.check()
@@ -168,6 +174,23 @@ class Transaction:
         await core.engine.resume(operation.id)
         self._leave()
         await self._tidy(keep=decision.keep_previous)
+
+    async def _switch(self, new: Version, old: Version, *, keep: bool) -> None:
+        """Overlap: new requests go to the new instance from one moment to the next, and none waits for it."""
+        core, operation = self._core, self._operation
+        self._touched = True
+        operation.advance(_S.COMMITTING)
+        replies = await core.engine.commit(operation.id, RequestPolicy.OVERLAP)
+        operation.advance(_S.COMMITTED, **_committed(replies, RequestPolicy.OVERLAP))
+        await core.engine.verify(operation.id, new.digest, strict=self._request.loading.verify is VerifyMode.STRICT)
+        operation.advance(_S.VERIFIED)
+        core.retiring = old
+        core.publish(new, previous=old)
+        if await reclaim(core, operation, old) is not None:
+            # An engine that cannot let go of an instance is not sound; what must be live is loaded anew.
+            await recovery.revive(core, new, operation_id=operation.id)
+            return
+        await self._tidy(keep=keep)
 
     async def _tidy(self, *, keep: bool) -> None:
         """The new version serves; nothing that fails from here on takes it back."""
@@ -218,6 +241,7 @@ class Transaction:
     def _leave(self) -> None:
         """Open the gate, once, and be ready again unless something else keeps the engine from it."""
         core = self._core
+        self._operation.note(waited_requests=core.gate.waits - self._waits)
         seconds = self._window.reopen()
         if seconds is not None:
             self._operation.note(pause_seconds=seconds)

@@ -55,6 +55,8 @@ def gate_state(core: Core) -> GateState:
         queued=core.gate.queued,
         in_flight=core.lock.inside,
         oldest_in_flight_seconds=core.lock.oldest_seconds,
+        closures=core.gate.closures,
+        waits=core.gate.waits,
         lease_id=lease.id if lease is not None else "",
         lease_owner=lease.owner if lease is not None else "",
         lease_seconds_left=max(0.0, lease.deadline - core.clock.monotonic()) if lease is not None else 0.0,

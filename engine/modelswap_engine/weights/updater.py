@@ -196,8 +196,12 @@ class WeightUpdater:
         self._staged = Staged(order.operation_id, self._previous, keep_previous=True, retained=True)
         return self._staged
 
-    def prepare(self, operation_id: str) -> str:
+    def prepare(self, operation_id: str, *, method: Method | None = None) -> str:
         """Work out the commit and its inverse; return the staged digest. Afterwards a commit only assigns.
+
+        Args:
+            operation_id: what is staged for it is prepared.
+            method: how it must become live, instead of how it usually does.
 
         Raises:
             NotFound: nothing is staged for the operation.
@@ -212,7 +216,7 @@ class WeightUpdater:
         self._prepared = plan_change(
             self._table,
             staged,
-            method=self._method(),
+            method=method or self._method(),
             digest=self._digest,
             known=self._proof.of(staged.version.known),
             older=self._previous,

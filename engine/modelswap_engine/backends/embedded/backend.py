@@ -8,7 +8,7 @@ import asyncio
 import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ from modelswap_engine.protocol.errors import Cancelled, Internal, NotReady, Sour
 from modelswap_engine.protocol.policy import TrafficMode
 
 _AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.TransferAnswer, wire.MemoryAnswer)
+
+
+_ONE_RANK: Final = "the ranks of a split model would run two instances in different orders, which hangs"
 
 
 class EmbeddedBackend:
@@ -102,10 +105,12 @@ class EmbeddedBackend:
 
     def capabilities(self) -> Capabilities:
         """Say what this backend can do."""
+        refused = {TrafficMode.OVERLAP.value: _ONE_RANK} if self._settings.ranks > 1 else {}
         return Capabilities(
             kind="embedded",
             version=f"transformers {importlib.metadata.version('transformers')}",
-            traffic_modes=[TrafficMode.DRAIN, TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.ABORT],
+            traffic_modes=[mode for mode in TrafficMode if mode not in refused],
+            refused_modes=refused,
             rollback=True,
             commit_method=self._facts.commit_method if self._facts is not None else "",
             max_loras=self._settings.lora_slots,
@@ -150,6 +155,7 @@ class EmbeddedBackend:
             kv_free_bytes=sum(state.kv_free_bytes for state in states),
             kv_cached_bytes=sum(state.kv_cached_bytes for state in states),
             adapter_bytes=sum(state.adapter_bytes for state in states),
+            instance_bytes=sum(state.instance_bytes for state in states),
             rss_bytes=sum(state.rss_bytes for state in states),
             allocator_used_bytes=sum(state.allocator_used_bytes for state in states),
             allocator_reserved_bytes=sum(state.allocator_reserved_bytes for state in states),
@@ -174,9 +180,13 @@ class EmbeddedBackend:
             ),
         )
 
-    async def prepare(self, operation_id: str) -> Sequence[Reply]:
-        """Promise that commit can no longer fail for want of anything."""
-        return await self._control(lambda call: wire.PrepareCall(call=call, operation_id=operation_id), "preparing")
+    async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
+        """Promise that commit can no longer fail for want of anything; with ``overlap`` the second instance is warm."""
+        return await self._control(
+            lambda call: wire.PrepareCall(call=call, operation_id=operation_id, overlap=overlap),
+            "bringing up a second instance" if overlap else "preparing",
+            timeout=self._settings.stage_timeout if overlap else None,
+        )
 
     async def pause(self, operation_id: str, *, timeout: float) -> Sequence[Reply]:
         """Park every rank between two steps."""
@@ -192,6 +202,10 @@ class EmbeddedBackend:
         return await self._control(
             lambda call: wire.CommitCall(call=call, operation_id=operation_id, policy=policy), "committing"
         )
+
+    async def retire(self, operation_id: str) -> Sequence[Reply]:
+        """End the instance that an overlapping commit left behind."""
+        return await self._control(lambda call: wire.RetireCall(call=call, operation_id=operation_id), "retiring")
 
     async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
         """Prove that what is live is what was staged."""

@@ -6,6 +6,7 @@ between two steps, so the digest read at hand-over is always the digest of the w
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -37,11 +38,15 @@ class _Open:
 
 @dataclasses.dataclass(frozen=True)
 class KvSizes:
-    """Bytes of a KV cache: all of it, what is free, and what no request uses but is kept for others to find."""
+    """Bytes of a KV cache: all of it, what is free, and what no request uses but is kept for others to find.
 
-    total: int
-    free: int
-    cached: int
+    ``buffers`` are the inputs and outputs of a step, masks above all, which each loop has once.
+    """
+
+    total: int = 0
+    free: int = 0
+    cached: int = 0
+    buffers: int = 0
 
 
 class _Router(OutputRouter):
@@ -95,7 +100,7 @@ class Generator:
         self._warm_error = ""
         self._manager: Any = _manager(model, settings, _Router(self._deliver))
         adapters.attach(self._processor())
-        self._prefixes = PrefixKeys(self._processor().cache, version=digest)
+        self._prefixes = PrefixKeys(self._processor().cache, version=lambda: self._digest())
         self._prefixes.bar([_WARM_UP])
 
     def start(self) -> None:
@@ -115,11 +120,31 @@ class Generator:
             )
         self._started = True
 
-    def stop(self) -> None:
-        """End the loop; open requests end with an error."""
+    def stop(self, why: str = "the engine was stopped") -> int:
+        """End the loop and free its KV cache; open requests end with an error, and are counted.
+
+        Raises:
+            Internal: the loop does not end; it still holds its memory.
+        """
         self._stopping = True
+        ended = self._end_all(FinishReason.ERROR, why)
         self._manager.stop(block=True, timeout=_STOP_SECONDS, hard_stop=True)
-        self._end_all(FinishReason.ERROR, "the engine was stopped")
+        if self._manager.is_running():
+            raise Internal(
+                f"the generation loop did not end within {_STOP_SECONDS:g} s", advice="restart the worker process"
+            )
+        return ended + self._end_all(FinishReason.ERROR, why)
+
+    def move(self, model: PreTrainedModel, *, digest: Callable[[], str]) -> float:
+        """Run on another module from the next step on, as the version that ``digest`` returns.
+
+        Returns the seconds for which the loop stood still. The modules must hold the same weights: requests go on as if
+        nothing had happened.
+        """
+        with self.parking():
+            started = time.perf_counter()
+            self._manager.model, self._digest = model, digest
+            return time.perf_counter() - started
 
     def _watch(self) -> None:
         thread = self._manager._generation_thread
@@ -262,11 +287,20 @@ class Generator:
         """Return what the KV cache takes, and how much of it is in use."""
         processor = self._manager.batch_processor
         if processor is None:
-            return KvSizes(total=0, free=0, cached=0)
+            return KvSizes()
         cache = processor.cache
         return KvSizes(
-            total=int(cache.cache_tensor.nbytes), free=flush.free_bytes(cache), cached=flush.cached_bytes(cache)
+            total=int(cache.cache_tensor.nbytes),
+            free=flush.free_bytes(cache),
+            cached=flush.cached_bytes(cache),
+            buffers=_buffer_bytes(processor.inputs_and_outputs),
         )
+
+
+def _buffer_bytes(inputs_and_outputs: Any) -> int:
+    tensors = [item for item in vars(inputs_and_outputs).values() if isinstance(item, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
 
 
 def _finish_reason(output: GenerationOutput, eos: frozenset[int]) -> FinishReason:

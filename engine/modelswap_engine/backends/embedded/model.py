@@ -1,6 +1,7 @@
 """One loaded version: its weights, its generation loop, and what can be asked about it at any time."""
 
 import fnmatch
+import gc
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.generator import Generator
 from modelswap_engine.backends.embedded.lora.adapters import Adapters
 from modelswap_engine.backends.embedded.memory import allocator_bytes, resident_bytes
+from modelswap_engine.backends.embedded.overlap import Overlap
 from modelswap_engine.backends.embedded.settings import CommitMethod, EmbeddedSettings
 from modelswap_engine.backends.embedded.trial import check_output, trial_of
 from modelswap_engine.backends.port import Hashes, Load, Tokens
@@ -46,6 +48,11 @@ class LoadedModel:
         died: Callable[[str], None],
     ) -> None:
         model = loading.build_model(order.directory, order.tensors, pace=Pace())
+        self._settings = settings
+        self._faults = faults
+        self._emit = emit
+        self._died = died
+        self.overlap: Overlap | None = None
         self.updater = updater = WeightUpdater(
             model,
             loading.TransformersLoader(model),
@@ -60,9 +67,11 @@ class LoadedModel:
         self._model = model
         faults.flip = self._flip
         self.adapters = Adapters(model, settings)
-        self.generator = Generator(
-            model, settings, adapters=self.adapters, digest=lambda: updater.digest, emit=emit, died=died
-        )
+        # Looking for garbage takes longer than a step while there are this many objects. What stays as long as the
+        # model does is left out of it; what comes and goes with a second instance is not.
+        gc.collect()
+        gc.freeze()
+        self.generator = self._make()
         with self.adapters.probing():
             self.generator.start()
         context = loading.context_of(model.config)
@@ -96,6 +105,69 @@ class LoadedModel:
         tensor = self.updater.snapshot().tensors[name]
         tensor.view(-1).view(torch.uint8)[0] ^= 1
 
+    def _make(self) -> Generator:
+        updater = self.updater
+        return Generator(
+            self._model,
+            self._settings,
+            adapters=self.adapters,
+            digest=lambda: updater.digest,
+            emit=self._emit,
+            died=self._died,
+        )
+
+    def generators(self) -> tuple[Generator, ...]:
+        """Return what generates: one instance, two while they overlap."""
+        overlap = self.overlap
+        both = (self.generator,) if overlap is None else (self.generator, overlap.old, overlap.new)
+        return tuple(dict.fromkeys(generator for generator in both if generator is not None))
+
+    def generator_of(self, version: str) -> Generator:
+        """Return the instance that answers a request which was let in under this version."""
+        overlap = self.overlap
+        return overlap.old if overlap is not None and overlap.digest == version else self.generator
+
+    def open_overlap(self, operation_id: str) -> Overlap:
+        """Bring up a second instance, which has what the operation prepared; see :class:`Overlap`.
+
+        Raises:
+            ModelswapError: it cannot run; everything is as before.
+        """
+        overlap = Overlap(
+            operation_id,
+            model=self._model,
+            updater=self.updater,
+            running=self.generator,
+            make=self._make,
+            faults=self._faults,
+        )
+        overlap.open()
+        self.overlap = overlap
+        return overlap
+
+    def switch_overlap(self, overlap: Overlap) -> None:
+        """Make the new instance the main one."""
+        if overlap.new is not None:
+            self.generator, overlap.switched = overlap.new, True
+
+    def undo_overlap(self, overlap: Overlap) -> None:
+        """Take the second instance back."""
+        self.generator = overlap.old
+        overlap.undo()
+        self.overlap = None
+
+    def close_overlap(self, overlap: Overlap) -> int:
+        """End the old instance; return how many requests were still on it."""
+        left = overlap.close()
+        self.overlap = None
+        gc.collect()  # its cache and its loop refer to each other
+        return left
+
+    def stop(self) -> None:
+        """End all generation."""
+        for generator in self.generators():
+            generator.stop()
+
     def hashes(self, pattern: str, *, pace: Pace) -> Hashes:
         """Re-hash live tensors; consistent, because pointers that move on leave the snapshot alone."""
         updater = self.updater
@@ -125,14 +197,15 @@ def memory_of(model: LoadedModel | None) -> MemoryState:
     if model is None:
         return process
     sizes = model.updater.sizes()
-    kv = model.generator.kv_sizes()
+    caches = [generator.kv_sizes() for generator in model.generators()]
     return msgspec.structs.replace(
         process,
         model_bytes=sizes.live,
         staged_bytes=sizes.staged,
         previous_bytes=sizes.previous,
-        kv_cache_bytes=kv.total,
-        kv_free_bytes=kv.free,
-        kv_cached_bytes=kv.cached,
+        kv_cache_bytes=sum(kv.total for kv in caches),
+        kv_free_bytes=sum(kv.free for kv in caches),
+        kv_cached_bytes=sum(kv.cached for kv in caches),
+        instance_bytes=max(kv.total + kv.buffers for kv in caches),
         adapter_bytes=model.adapters.nbytes(),
     )

@@ -15,6 +15,7 @@ from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.lease import PauseLease
 from modelswap_engine.backends.embedded.model import LoadedModel, memory_of
+from modelswap_engine.backends.embedded.overlap import Overlap
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.staging import Staging
 from modelswap_engine.backends.port import (
@@ -34,7 +35,7 @@ from modelswap_engine.protocol.errors import Busy, Cancelled, Internal, NotReady
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.transfer.loaders import WeightLoaders
 from modelswap_engine.weights.transfer.receiver import WeightReceiver
-from modelswap_engine.weights.version import Staged
+from modelswap_engine.weights.version import Method, Staged
 
 _RETRY: Final = 0.1
 
@@ -102,15 +103,22 @@ class Rank:
         if lease is not None:
             lease.release()
         if self._model is not None:
-            self._model.generator.stop()
+            self._model.stop()
             self._model = None
         # The loop and its cache refer to each other; without this the old model would still be there beside the new.
+        gc.unfreeze()
         gc.collect()
 
     def stage(self, order: Stage | StageRetained) -> Reply:
         """Stage in a thread of its own that gives way to decoding; :meth:`cancel_staging` stops it."""
         with self._busy:
-            updater = self._loaded().updater
+            model = self._loaded()
+            updater = model.updater
+            if model.overlap is not None:
+                raise Busy(
+                    f"operation {model.overlap.operation_id} has left a second instance behind",
+                    advice="retire it, or roll that operation back",
+                )
             if self._unproven:
                 raise Busy(
                     "a version was committed and is not proven; staging would give up the means to undo it",
@@ -142,13 +150,23 @@ class Rank:
         """Stop a staging of this operation that runs or waits for its turn; from any thread."""
         self._staging.cancel(operation_id)
 
-    def prepare(self, operation_id: str) -> Reply:
-        """Work out the commit."""
+    def prepare(self, operation_id: str, *, overlap: bool) -> Reply:
+        """Work out the commit; with ``overlap`` also bring up the second instance, warm."""
         with self._busy:
             self._faults.hit("prepare")
-            updater = self._loaded().updater
-            digest = updater.prepare(operation_id)
-            return self._reply(operation_id, staged_bytes=updater.sizes().staged, digest=digest)
+            started = time.perf_counter()
+            model = self._loaded()
+            # The old instance is on the same memory: nothing may be written into it.
+            digest = model.updater.prepare(operation_id, method=Method.POINTER if overlap else None)
+            staged = model.updater.sizes().staged
+            still = model.open_overlap(operation_id).still_seconds if overlap else 0.0
+            return self._reply(
+                operation_id,
+                seconds=time.perf_counter() - started,
+                staged_bytes=staged,
+                commit_microseconds=still * 1e6,
+                digest=digest,
+            )
 
     def pause(self, operation_id: str, timeout: float) -> Reply:
         """Park the loop between two steps, by lease; asking again only renews it."""
@@ -198,8 +216,10 @@ class Rank:
         """Move the pointers and let no old keys and values be found; the window holds nothing else."""
         with self._busy:
             self._faults.hit("commit")
-            self._paused(operation_id)
             model = self._loaded()
+            if policy is RequestPolicy.OVERLAP:
+                return self._switch(model, operation_id)
+            self._paused(operation_id)
             model.generator.check(policy)
             self._unproven, self._policy = True, policy
             started = time.perf_counter_ns()
@@ -215,6 +235,36 @@ class Rank:
                 digest=model.updater.digest,
             )
 
+    def _switch(self, model: LoadedModel, operation_id: str) -> Reply:
+        overlap = model.overlap
+        if overlap is None or overlap.operation_id != operation_id:
+            raise Internal(f"operation {operation_id} has brought up no second instance", advice="prepare it with one")
+        self._unproven = True
+        model.switch_overlap(overlap)
+        return self._reply(
+            operation_id,
+            commit_microseconds=overlap.still_seconds * 1e6,
+            method="instance",
+            digest=model.updater.digest,
+        )
+
+    def retire(self, operation_id: str) -> Reply:
+        """End the instance that an overlapping commit left behind; one that is gone already is nothing to do."""
+        with self._busy:
+            model = self._loaded()
+            overlap = model.overlap
+            left = 0
+            if overlap is not None and overlap.operation_id == operation_id:
+                if not overlap.switched or self._unproven:
+                    raise Internal(f"operation {operation_id} is not committed and proven; its old instance serves")
+                try:
+                    left = model.close_overlap(overlap)
+                except Exception as error:
+                    # It holds its memory and maybe a core: only a new process gets rid of it.
+                    self._died(f"the old instance of operation {operation_id} did not end: {error}")
+                    raise
+            return self._reply(operation_id, requests=left, digest=model.updater.digest)
+
     def verify(self, operation_id: str, *, strict: bool) -> Reply:
         """Prove what is live."""
         with self._busy:
@@ -227,10 +277,13 @@ class Rank:
     def rollback(self, operation_id: str) -> Reply:
         """Put the old tensors back; requests that ran on the new ones are computed again."""
         with self._busy:
-            self._paused(operation_id)
             model = self._loaded()
+            overlap = model.overlap
+            if overlap is None or overlap.operation_id != operation_id:
+                self._paused(operation_id)
+                overlap = None
             started = time.perf_counter_ns()
-            requests = self._undo(model, operation_id)
+            requests = self._undo(model, operation_id) if overlap is None else self._give_up(model, overlap)
             window = (time.perf_counter_ns() - started) / 1000
             return self._reply(
                 operation_id,
@@ -239,6 +292,12 @@ class Rank:
                 requests=requests,
                 digest=model.updater.digest,
             )
+
+    def _give_up(self, model: LoadedModel, overlap: Overlap) -> int:
+        self._faults.hit("rollback")
+        model.undo_overlap(overlap)
+        self._unproven = False
+        return 0
 
     def _undo(self, model: LoadedModel, operation_id: str) -> int:
         self._faults.hit("rollback")
@@ -272,6 +331,11 @@ class Rank:
             self._staging.forget(operation_id)
             if self._model is None:
                 return self._reply(operation_id)
+            overlap = self._model.overlap
+            if overlap is not None and overlap.operation_id == operation_id:
+                if overlap.switched:
+                    raise Internal(f"operation {operation_id} has left its old instance behind", advice="retire it")
+                self._give_up(self._model, overlap)
             self._model.updater.release(operation_id, previous=previous)
             self._faults.hit("release")
             return self._reply(operation_id, digest=self._model.updater.digest)
@@ -349,7 +413,7 @@ class Rank:
         """Start a generation."""
         model = self._model
         if model is not None:
-            model.generator.submit(request)
+            model.generator_of(request.version).submit(request)
             return
         self._emit(
             Tokens(
@@ -363,8 +427,10 @@ class Rank:
 
     def abort(self, request_id: str) -> None:
         """End a generation."""
-        if self._model is not None:
-            self._model.generator.abort(request_id)
+        model = self._model
+        if model is not None:
+            for generator in model.generators():
+                generator.abort(request_id)
 
     def pace(self, bytes_per_second: int) -> Pace:
         """Return how fast live tensors are hashed again: as fast as it goes, or beside decoding and slower."""

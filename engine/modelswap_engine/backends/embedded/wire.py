@@ -58,10 +58,11 @@ class StageRetainedCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrepareCall(msgspec.Struct, frozen=True, tag=True):
-    """Work out the commit."""
+    """Work out the commit; with ``overlap`` also bring up a second instance."""
 
     call: int
     operation_id: str
+    overlap: bool = False
 
 
 class PauseCall(msgspec.Struct, frozen=True, tag=True):
@@ -78,6 +79,13 @@ class CommitCall(msgspec.Struct, frozen=True, tag=True):
     call: int
     operation_id: str
     policy: RequestPolicy
+
+
+class RetireCall(msgspec.Struct, frozen=True, tag=True):
+    """End the instance that an overlapping commit left behind."""
+
+    call: int
+    operation_id: str
 
 
 class VerifyCall(msgspec.Struct, frozen=True, tag=True):
@@ -202,6 +210,7 @@ SwapCall = (
     | PrepareCall
     | PauseCall
     | CommitCall
+    | RetireCall
     | VerifyCall
     | RollbackCall
     | ResumeCall

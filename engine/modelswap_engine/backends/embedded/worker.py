@@ -148,12 +148,14 @@ class Worker:
         match order:
             case wire.StageCall(order=wanted) | wire.StageRetainedCall(order=wanted):
                 return rank.stage(wanted)
-            case wire.PrepareCall(operation_id=operation_id):
-                return rank.prepare(operation_id)
+            case wire.PrepareCall(operation_id=operation_id, overlap=overlap):
+                return rank.prepare(operation_id, overlap=overlap)
             case wire.PauseCall(operation_id=operation_id, timeout=timeout):
                 return rank.pause(operation_id, timeout)
             case wire.CommitCall(operation_id=operation_id, policy=policy):
                 return rank.commit(operation_id, policy)
+            case wire.RetireCall(operation_id=operation_id):
+                return rank.retire(operation_id)
             case wire.VerifyCall(operation_id=operation_id, strict=strict):
                 return rank.verify(operation_id, strict=strict)
             case wire.RollbackCall(operation_id=operation_id):

@@ -152,6 +152,7 @@ class DataPort:
                     text=text,
                     context_limit=self._settings.context_limit,
                     adapter=adapter.id if adapter is not None else "",
+                    version=live.digest,
                 )
                 self._require_live(live)
                 stream = self._backend.generate(order)
@@ -187,8 +188,7 @@ class DataPort:
 
         Nothing may be awaited between this and the hand-over to the engine.
         """
-        live = self._coordinator.live
-        if live is None or live.digest != admitted.digest:
+        if not self._coordinator.serves(admitted.digest):
             raise NotReady("another version was loaded while the prompt was tokenized", advice="send it again")
 
     def _exchange(

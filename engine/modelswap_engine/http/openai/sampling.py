@@ -73,6 +73,7 @@ def generate_of(
     text: TextModel,
     context_limit: int,
     adapter: str = "",
+    version: str,
 ) -> Generate:
     """Return the order for the engine.
 
@@ -96,4 +97,5 @@ def generate_of(
         eos=text.eos,
         ignore_eos=request.ignore_eos,
         adapter=adapter,
+        version=version,
     )
