@@ -2,6 +2,7 @@
 # check.sh: everything that can be said about the code without running it. Prints each step and its time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PYTHONPATH=$PWD/engine:$PWD/operator   # this checkout, wherever the environment was made
 py=.venv/bin/python failed=()
 step() {
   local name=$1 started=$SECONDS; shift
