@@ -41,6 +41,10 @@ class Reason(StrEnum):
     NOT_YET_SUPPORTED = "NotYetSupported"
     STALE_LEADER = "StaleLeader"
 
+    ASSIGNMENT_PUBLISHED = "AssignmentPublished"
+    SWAP_STARTED = "SwapStarted"
+    SWAP_CANCELLED = "SwapCancelled"
+
     PODS_SERVE = "PodsServe"
     NO_POD_SERVES = "NoPodServes"
     NO_PODS = "NoPods"
@@ -78,6 +82,9 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.INVALID_SPEC: "the spec cannot be read",
     Reason.NOT_YET_SUPPORTED: "this release does not do this yet",
     Reason.STALE_LEADER: "decisions under a higher epoch were seen; without the lease this operator changes nothing",
+    Reason.ASSIGNMENT_PUBLISHED: "a decision was written: what each pod of the slot must serve",
+    Reason.SWAP_STARTED: "a pod has accepted a swap",
+    Reason.SWAP_CANCELLED: "a swap under way is not wanted any more; the pod drops what it staged",
     Reason.PODS_SERVE: "pods answer requests",
     Reason.NO_POD_SERVES: "no reachable pod answers requests",
     Reason.NO_PODS: "the slot has no pods",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Iterable
+from dataclasses import replace
 
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
 from modelswap_engine.protocol.messages import CancelRequest, Fence, Plan
@@ -96,13 +97,7 @@ async def _failed(calls: Iterable[tuple[FailedAttempt, Awaitable[object]]]) -> t
         try:
             await call
         except ModelswapError as error:
-            return FailedAttempt(
-                pod=attempt.pod,
-                operation_id=attempt.operation_id,
-                revision=attempt.revision,
-                digest=attempt.digest,
-                error=error.body(),
-            )
+            return replace(attempt, error=error.body())
         return None
 
     answers = await asyncio.gather(*(one(attempt, call) for attempt, call in calls))

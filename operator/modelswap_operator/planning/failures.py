@@ -12,6 +12,7 @@ from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
+from modelswap_operator.api.times import stamp
 from modelswap_operator.planning.actions import FailedAttempt
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.errors import is_content, text
@@ -95,7 +96,7 @@ def _deadline_failure(a: Assessment, now: datetime) -> Failure | None:
         digest=a.target.digest,
         reason=reason,
         message=f"{len(a.on_target)}/{len(a.counted)} pods came to {a.spec.version}, then no progress for {seconds} s",
-        time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        time=stamp(now),
     )
 
 
@@ -147,5 +148,5 @@ def _failure(a: Assessment, error: ErrorBody, *, digest: str, pod: str, now: dat
         digest=digest,
         reason=error.code,
         message=f"{a.spec.version} refused by pod {pod}: {text(error)}",
-        time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        time=stamp(now),
     )

@@ -4,9 +4,11 @@ Progress is a new high-water mark: a pod that repeats what it had reached before
 of retries does meet the deadline.
 """
 
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from modelswap_engine.protocol.states import SwapState
+from modelswap_operator.api.times import parse
 from modelswap_operator.planning.assess import Assessment, proved, running
 from modelswap_operator.planning.snapshot import Pod, Progress, Snapshot
 
@@ -37,14 +39,7 @@ def advance(snapshot: Snapshot, now: datetime) -> Progress | None:
         at = before.at
     else:
         at = now
-    return Progress(
-        generation=current.generation,
-        revision=revision,
-        resolved=current.resolved,
-        done=current.done,
-        marks=marks,
-        at=at,
-    )
+    return replace(current, at=at)
 
 
 def _equal(before: Progress, current: Progress) -> bool:
@@ -69,10 +64,7 @@ def _recorded(snapshot: Snapshot) -> datetime | None:
     spoken = any(c.observed_generation == snapshot.generation for c in status.conditions)
     if not spoken or status.rollout is None or not status.rollout.last_progress_time:
         return None
-    try:
-        return datetime.strptime(status.rollout.last_progress_time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    except ValueError:
-        return None
+    return parse(status.rollout.last_progress_time)
 
 
 def deadline(a: Assessment) -> datetime | None:

@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-format", choices=["json", "text"], default="json")
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     add("--http-host", default="0.0.0.0", help="address of /livez, /readyz and /metrics")  # noqa: S104
-    add("--http-port", "--metrics-port", type=int, default=8080, help="port of /livez, /readyz and /metrics")
+    add("--http-port", type=int, default=8080, help="port of /livez, /readyz and /metrics")
     add("--control-port", type=int, default=8001, help="control port of pods that declare no ports at all")
     add("--resync-seconds", type=float, default=60.0, help="every object is looked at this often at least")
     add("--leader-elect", action="store_true", help="run only while holding the Lease; exit when it is lost")

@@ -5,7 +5,7 @@ in an outage costs time and nothing else.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -86,7 +86,7 @@ class Supervisor:
         except ApiError as error:
             _log.warning("listing failed, trying again", error=str(error))
 
-    async def _existing(self, namespace: str | None) -> Iterator[Key]:
+    async def _existing(self, namespace: str | None) -> list[Key]:
         """Return the objects of a namespace, and the slots whose assignment is left behind by a deleted object."""
         kube = self._tools.kube
         found: set[Key] = set()
@@ -99,7 +99,7 @@ class Supervisor:
             if current is not None and not current.released:
                 found.add((MODELVERSIONS, item["metadata"]["namespace"], item["metadata"]["labels"][SLOT_LABEL]))
         self._beat = self._tools.clock()
-        return iter(sorted(found))
+        return sorted(found)
 
     def _sweep(self) -> None:
         for key in [key for key, (_, task) in self._tasks.items() if task.done()]:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from modelswap_operator.api.conditions import Condition, find
 from modelswap_operator.api.reasons import NEGATIVE_POLARITY, ConditionType
-from modelswap_operator.status.times import stamp
+from modelswap_operator.api.times import stamp
 
 MESSAGE_LIMIT = 4096
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from modelswap_operator.api.conditions import Condition, find
 from modelswap_operator.api.modelversion import ModelVersionStatus
-from modelswap_operator.api.reasons import ConditionType
+from modelswap_operator.api.reasons import ConditionType, Reason
 from modelswap_operator.planning.actions import Action, CancelSwaps, StartSwaps, WriteAssignment
 
 
@@ -23,11 +23,11 @@ def of_action(action: Action) -> tuple[Note, ...]:
     match action:
         case WriteAssignment():
             text = f"revision {action.assignment.revision}: {action.why}"
-            return (Note(reason="AssignmentPublished", action="Assign", text=text),)
+            return (Note(reason=Reason.ASSIGNMENT_PUBLISHED, action="Assign", text=text),)
         case StartSwaps():
             return tuple(
                 Note(
-                    reason="SwapStarted",
+                    reason=Reason.SWAP_STARTED,
                     action="Swap",
                     text=f"pod {o.pod.name}: to {o.request.target.version} (revision {o.request.fence.revision})",
                 )
@@ -35,7 +35,11 @@ def of_action(action: Action) -> tuple[Note, ...]:
             )
         case CancelSwaps():
             return tuple(
-                Note(reason="SwapCancelled", action="Cancel", text=f"pod {o.pod.name}: superseded by a newer decision")
+                Note(
+                    reason=Reason.SWAP_CANCELLED,
+                    action="Cancel",
+                    text=f"pod {o.pod.name}: superseded by a newer decision",
+                )
                 for o in action.orders
             )
         case _:
@@ -64,4 +68,4 @@ def _moved(old: Condition | None, new: Condition) -> bool:
 
 def _troubled(status: ModelVersionStatus) -> bool:
     reconciling = find(status.conditions, ConditionType.RECONCILING)
-    return reconciling is not None and reconciling.reason == "ProgressingWithRetry"
+    return reconciling is not None and reconciling.reason == Reason.PROGRESSING_WITH_RETRY

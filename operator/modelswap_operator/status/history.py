@@ -4,8 +4,8 @@ from datetime import datetime
 
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api.modelversion import PlanStatus, Revision, StableStatus
+from modelswap_operator.api.times import stamp
 from modelswap_operator.planning.assess import Assessment
-from modelswap_operator.status.times import stamp
 
 PLANS_LISTED = 20
 

@@ -11,6 +11,7 @@ import msgspec
 
 from modelswap_operator.api.modelversion import Failure, ModelVersionStatus, RolloutStatus, TargetStatus
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
+from modelswap_operator.api.times import stamp
 from modelswap_operator.planning.actions import Action, RecordFailure
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.operations import attempt_number
@@ -18,7 +19,6 @@ from modelswap_operator.planning.snapshot import Snapshot
 from modelswap_operator.status import facts, history, pods
 from modelswap_operator.status.conditions import Verdict, conditions, cut
 from modelswap_operator.status.outcome import Outcome, outcome
-from modelswap_operator.status.times import stamp
 
 FAILURES_KEPT = 20
 
