@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
-from tests.api.conftest import CONTENTS, OperatorProcess, granted
+from modelswap_operator.runtime.app import EXIT_LEASE_LOST
+from tests.api.conftest import CONTENTS, Account, OperatorProcess, granted
 from tests.support.apiserver import ApiServer
 from tests.support.fake_pods import Slot, eventually, ref
 from tests.support.rest import Rest
@@ -20,17 +22,23 @@ from tests.support.weak_api import WeakApi
 pytestmark = pytest.mark.api
 
 NAMESPACE = "troubled"
+_numbers = itertools.count(1)
 V10, V11, V12 = ref("1.0", "a"), ref("1.1", "b"), ref("1.2", "c")
 
 
+@pytest.fixture(scope="module")
+def account(definitions: ApiServer, rest: Rest, tmp_path_factory: pytest.TempPathFactory) -> Account:
+    return granted(definitions, rest, tmp_path_factory.mktemp("account"), namespace=NAMESPACE)
+
+
 @pytest.fixture
-async def api(definitions: ApiServer, rest: Rest, tmp_path: Path) -> AsyncIterator[tuple[WeakApi, OperatorProcess]]:
+async def api(
+    definitions: ApiServer, account: Account, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[tuple[WeakApi, OperatorProcess]]:
     """An operator that reaches the API server by a way that can fail."""
-    account = granted(definitions, rest, tmp_path, namespace=NAMESPACE)
-    kubeconfig = tmp_path / "weak.kubeconfig"
-    async with WeakApi(definitions, user=account.user, kubeconfig=kubeconfig) as weak:
+    async with WeakApi(definitions, user=account.user, kubeconfig=tmp_path / "weak.kubeconfig") as weak:
         process = OperatorProcess(definitions, tmp_path, account=account)
-        process.start(kubeconfig=kubeconfig)
+        process.start(*getattr(request, "param", ()), kubeconfig=weak.kubeconfig)
         await asyncio.to_thread(process.wait_ready)
         yield weak, process
         await asyncio.to_thread(process.stop)
@@ -38,8 +46,13 @@ async def api(definitions: ApiServer, rest: Rest, tmp_path: Path) -> AsyncIterat
 
 @pytest.fixture
 async def slot(rest: Rest) -> AsyncIterator[Slot]:
-    found = Slot(rest, namespace=NAMESPACE, name="slot", contents=dict(CONTENTS))
+    """A slot with three pods that serve 1.0, as its ModelVersion says."""
+    found = Slot(rest, namespace=NAMESPACE, name=f"slot-{next(_numbers)}", contents=dict(CONTENTS))
+    for _ in range(3):
+        await found.add_pod(V10)
+    found.create(V10)
     yield found
+    found.delete()
     await found.close()
 
 
@@ -65,9 +78,6 @@ async def test_trouble_in_the_middle_of_a_rollout_costs_time_and_nothing_else(
     api: tuple[WeakApi, OperatorProcess], slot: Slot
 ) -> None:
     weak, operator = api
-    for _ in range(3):
-        await slot.add_pod(V10)
-    slot.create(V10)
     await slot.ready_at(V10)
     for number, (version, code) in enumerate(((V11, "error"), (V12, "429"), (V10, "500")), start=1):
         await rollout_with(weak, operator, slot, version, code)
@@ -76,15 +86,21 @@ async def test_trouble_in_the_middle_of_a_rollout_costs_time_and_nothing_else(
     assert "Traceback" not in operator.log()
 
 
-async def rollout_with(weak: WeakApi, operator: OperatorProcess, slot: Slot, version: VersionRef, code: str) -> None:
-    """Bring a version to the pods, with the API server in trouble while the first one stages it."""
-    first, *others = (pod.sidecar for pod in slot.pods)
-    counts = [len(other.swaps) for other in others]
+async def first_stages(slot: Slot, version: VersionRef) -> None:
+    """Ask for a version, and return when the first pod has begun; it does not go on before it is told to."""
+    first = slot.pods[0].sidecar
     begun = len(first.swaps)
     first.go.clear()
     first.hold_at = SwapState.STAGED
     slot.bump(version)
     await eventually(lambda: len(first.swaps) > begun, what=slot.story)
+
+
+async def rollout_with(weak: WeakApi, operator: OperatorProcess, slot: Slot, version: VersionRef, code: str) -> None:
+    """Bring a version to the pods, with the API server in trouble while the first one stages it."""
+    first, *others = (pod.sidecar for pod in slot.pods)
+    counts = [len(other.swaps) for other in others]
+    await first_stages(slot, version)
     before = requests((await asyncio.to_thread(operator.get, "/metrics"))[1], code)
     await (weak.refuse() if code == "error" else weak.answer_with(int(code)))
     first.go.set()
@@ -94,3 +110,26 @@ async def rollout_with(weak: WeakApi, operator: OperatorProcess, slot: Slot, ver
     assert await asyncio.to_thread(operator.get, "/livez") == (200, "ok")
     await weak.heal()
     await slot.ready_at(version)
+
+
+ELECTED = ("--leader-elect", "--lease-seconds=6", "--renew-seconds=4", "--retry-seconds=1")
+
+
+@pytest.mark.parametrize("api", [ELECTED], indirect=True, ids=["elected"])
+async def test_a_leader_that_cannot_renew_ends_and_the_next_one_goes_on(
+    api: tuple[WeakApi, OperatorProcess], slot: Slot
+) -> None:
+    weak, operator = api
+    await slot.ready_at(V10)
+    await first_stages(slot, V11)
+    await weak.refuse()
+    while operator.child.status is None:
+        await asyncio.sleep(0.1)
+    assert operator.child.status == EXIT_LEASE_LOST, operator.child.tail()
+    slot.pods[0].sidecar.go.set()
+    await weak.heal()
+    operator.start(*ELECTED, kubeconfig=weak.kubeconfig)  # as the kubelet does
+    await slot.ready_at(V11)
+    assert [len(pod.sidecar.swaps) for pod in slot.pods] == [1, 1, 1]
+    before, *after = (pod.sidecar.swaps[0].fence.epoch for pod in slot.pods)
+    assert set(after) == {before + 1}

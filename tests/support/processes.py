@@ -31,6 +31,11 @@ class Child:
         """Return the process id."""
         return self._process.pid
 
+    @property
+    def status(self) -> int | None:
+        """Return how the program ended; None while it runs."""
+        return self._process.poll()
+
     def check(self) -> None:
         """Raise, with the end of its log, if the program is not running any more."""
         status = self._process.poll()

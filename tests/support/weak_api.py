@@ -30,7 +30,7 @@ class WeakApi:
     def __init__(self, server: ApiServer, *, user: str, kubeconfig: Path) -> None:
         self._server = server.url
         self._context = _credentials(server, server.kubeconfig_of(user))
-        self._kubeconfig = kubeconfig
+        self.kubeconfig = kubeconfig
         self._status = 0
         self._port = 0
         self._handling: set[asyncio.Task[object]] = set()
@@ -41,7 +41,7 @@ class WeakApi:
         """Listen, and write the kubeconfig that leads here."""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._context, limit=0))
         await self._listen()
-        self._kubeconfig.write_text(json.dumps(_config(f"http://{_HOST}:{self._port}")))
+        self.kubeconfig.write_text(json.dumps(_config(f"http://{_HOST}:{self._port}")))
         return self
 
     async def __aexit__(
