@@ -7,7 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from modelswap_operator.api.modelversion import OnFailure
 from modelswap_operator.planning.actions import CancelSwaps, RecordFailure, StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.rollout import allowed
-from tests.support.slot_world import BAD, CATALOG, GOOD, SimPod, World
+from tests.support.sim_pod import BAD, CATALOG, GOOD, SimPod
+from tests.support.slot_world import World
 
 PICK = st.integers(0, 5)
 MUTATIONS = (WriteAssignment, StartSwaps, CancelSwaps)

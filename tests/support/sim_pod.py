@@ -1,0 +1,207 @@
+"""A pod and its engine as a value that obeys, fails and dies, without time and without a network.
+
+A stand-in for tests of decisions only. Its fencing is the engine's own (`modelswap_engine.swap.fence`), the order of a
+swap's states is the protocol's table. Refuses to know who decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import msgspec
+
+from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
+from modelswap_engine.protocol.engine_state import EngineState, RankState
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.messages import SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.states import TRANSITIONS, SwapState
+from modelswap_engine.swap import fence as fences
+
+_PATH = (
+    SwapState.PLANNED,
+    SwapState.FETCHING,
+    SwapState.STAGED,
+    SwapState.PREPARED,
+    SwapState.PAUSING,
+    SwapState.COMMITTING,
+    SwapState.COMMITTED,
+    SwapState.VERIFIED,
+    SwapState.SERVING,
+)
+assert all(b in TRANSITIONS[a] for a, b in pairwise(_PATH))
+
+
+def digest(letter: str) -> str:
+    return "sha256:" + letter * 64
+
+
+@dataclass(frozen=True)
+class Release:
+    """A version that can be asked for. `refused` by the plan, or only by the swap (`refused_late`)."""
+
+    version: str
+    digest: str
+    refused: ErrorBody | None = None
+    refused_late: ErrorBody | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"file:///models/{self.version}"
+
+    @property
+    def target(self) -> AssignmentTarget:
+        return AssignmentTarget(version=self.version, uri=self.uri, digest=self.digest)
+
+
+GOOD = {
+    "1.0": Release("1.0", digest("a")),
+    "1.1": Release("1.1", digest("b")),
+    "1.2": Release("1.2", digest("c")),
+}
+BAD = {
+    "2.0": Release("2.0", digest("d"), refused=ErrorBody(code="DigestMismatch", message="other content")),
+    "2.1": Release("2.1", digest("e"), refused_late=ErrorBody(code="ChecksFailed", message="not finite")),
+}
+CATALOG = GOOD | BAD
+
+
+@dataclass(repr=False)
+class SimPod:
+    """One pod and its engine."""
+
+    name: str
+    uid: str
+    live: Release | None
+    ready: bool = True
+    ever_ready: bool = True
+    reachable: bool = True
+    boot: int = 0
+    seq: int = 0
+    accepted: fences.Accepted | None = None
+    operation: SwapStatus | None = None
+    memory: dict[str, SwapStatus] = field(default_factory=dict)
+    goes_silent: bool = False
+    """It accepts the next swap, but its answer and what follows are lost on the way."""
+    transient_faults: int = 0
+    refuses: set[str] = field(default_factory=set)
+    quarantined: bool = False
+    reason: str = ""
+    silences: int = 0
+    slow_to_stop: int = 0
+    """So many cancels it acknowledges before it stops."""
+    template: Release | None = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def state(self) -> EngineState:
+        live = self.live
+        proved = live.digest if live is not None and not self.quarantined else ""
+        return EngineState(
+            pod_uid=self.uid,
+            boot_id=f"boot-{self.boot}",
+            seq=self.seq,
+            ready=self.ready,
+            reason=self.reason,
+            quarantined=self.quarantined,
+            owner_uid=self.accepted.owner_uid if self.accepted else "",
+            epoch=self.accepted.epoch if self.accepted else 0,
+            revision=self.accepted.revision if self.accepted else 0,
+            live=VersionRef(version=live.version, uri=live.uri, digest=live.digest) if live and proved else None,
+            operation=self.operation,
+            ranks=[RankState(rank=0, boot_id=f"rank-{self.boot}", alive=True, digest=proved)],
+        )
+
+    @property
+    def busy(self) -> bool:
+        return self.operation is not None and not self.operation.state.terminal
+
+    def swap(self, request: SwapRequest) -> SwapStatus:
+        known = self.memory.get(request.operation_id)
+        if known is not None:
+            return known
+        fences.check_pod(request.fence, self.uid)
+        fences.check_order(request.fence, self.accepted, target=request.target)
+        assert not self.busy, "the planner must not start a second operation on a pod"
+        self.accepted = fences.accept(
+            request.fence, self.accepted, operation_id=request.operation_id, target=request.target
+        )
+        status = SwapStatus(
+            operation_id=request.operation_id,
+            state=SwapState.PLANNED,
+            revision=request.fence.revision,
+            target=request.target,
+        )
+        self._show(status)
+        return status
+
+    def tick(self) -> None:
+        """Let the operation take one step, or end."""
+        operation = self.operation
+        if operation is None or operation.state.terminal:
+            return
+        release = CATALOG[operation.target.version]
+        if release.digest == (self.live.digest if self.live else ""):
+            self.live = release
+            self._show(msgspec.structs.replace(operation, state=SwapState.SERVING))
+            return
+        error = release.refused or release.refused_late
+        if release.version in self.refuses:
+            error = ErrorBody(code="IncompatibleModel", message="another engine version here")
+        if operation.state is SwapState.FETCHING and error is not None:
+            self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=error))
+            return
+        if operation.state is SwapState.PAUSING and self.transient_faults:
+            self.transient_faults -= 1
+            body = ErrorBody(code="DrainTimeout", message="requests outlasted the drain", retryable=True)
+            self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=body))
+            return
+        state = _PATH[_PATH.index(operation.state) + 1]
+        if state is SwapState.SERVING:
+            self.live = release
+        self._show(msgspec.structs.replace(operation, state=state))
+
+    def cancel(self, operation_id: str) -> None:
+        if self.slow_to_stop:
+            self.slow_to_stop -= 1
+            return
+        operation = self.operation
+        if operation is None or operation.operation_id != operation_id or operation.state.terminal:
+            return
+        if operation.state.reversible:
+            body = ErrorBody(code="Cancelled", message="cancelled by a call", retryable=True)
+            self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=body))
+
+    def restart(self) -> None:
+        """The container restarts: what was in flight is gone, and what it is assigned is to be loaded."""
+        self.boot += 1
+        self.seq += 1
+        self.operation = None
+        self.quarantined = self.ready = False
+        self.template = self.live or self.template
+        self.live, self.reason = None, "Starting"
+
+    def load(self, assignment: Assignment | None) -> None:
+        """Try to load what is assigned, as the engine does at start and again until it succeeds."""
+        target = assignment.target_for(self.uid) if assignment is not None else None
+        if assignment is not None and target is assignment.candidate and self._refused_here(target):
+            target = assignment.stable
+        release = CATALOG[target.version] if target is not None else self.template
+        self.seq += 1
+        if release is None or release.refused or release.refused_late or release.version in self.refuses:
+            self.reason = "LoadFailed"
+            return
+        self.live, self.ready, self.ever_ready, self.reason = release, True, True, ""
+
+    def _refused_here(self, target: AssignmentTarget | None) -> bool:
+        """The journal's memory: the last decision was for this content, and the content was why it failed."""
+        known = self.memory.get(self.accepted.operation_id) if self.accepted else None
+        if known is None or known.error is None or target is None:
+            return False
+        return known.target.digest == target.digest and not known.error.retryable
+
+    def _show(self, status: SwapStatus) -> None:
+        self.seq += 1
+        self.operation = status
+        self.memory[status.operation_id] = status
