@@ -131,14 +131,16 @@ def test_state_and_tmp_are_bounded(charts: Charts) -> None:
     assert found["tmp"]["emptyDir"] == {"sizeLimit": "256Mi"}
 
 
-def test_engine_settings_reach_the_command_line_as_integers(charts: Charts) -> None:
+def test_engine_settings_reach_the_command_line(charts: Charts) -> None:
     settings = {"kvCache": {"blocks": 1048576, "pageSize": 32}, "maxQueue": 2000000, "maxBatchTokens": 8192}
     container = engine(charts.template(CHART, with_minimal(**settings)))
     assert flag(container, "kv-blocks") == ["1048576"]
     assert flag(container, "page-size") == ["32"]
     assert flag(container, "max-queue") == ["2000000"]
     assert flag(container, "max-batch-tokens") == ["8192"]
+    assert flag(engine(charts.template(CHART, with_minimal(device="cuda"))), "device") == ["cuda"]
     plain = engine(charts.template(CHART, MINIMAL))
+    assert flag(plain, "device") == ["auto"]
     assert not any(flag(plain, name) for name in ("kv-blocks", "page-size", "max-queue", "max-batch-tokens"))
 
 

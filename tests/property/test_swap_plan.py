@@ -100,6 +100,17 @@ def test_where_tensors_are_copied_the_old_values_need_room_too(old, new, groups,
     assert bool(copied.refusals) == (copied.plan.memory_needed > available + droppable)
 
 
+@given(contents, contents, partitions, st.integers(0, 40), st.integers(0, 40), st.integers(0, 10))
+def test_tensors_of_a_device_need_its_memory_and_not_the_containers(old, new, groups, available, host, reserve):
+    live, target = FakeCheckpoint(old), FakeCheckpoint(new)
+    memory = MemoryState(available_bytes=host, device_limit_bytes=64, device_available_bytes=available)
+    decision = decide(situation(live, target, groups, memory=memory, reserve=reserve), ask(target))
+    fits = decision.plan.memory_needed <= max(0, available - reserve)
+    assert [refusal.code for refusal in decision.refusals] == ([] if fits else ["InsufficientMemory"])
+    assert all("device" in refusal.advice for refusal in decision.refusals)
+    assert decision.plan.memory_available == available
+
+
 @given(contents, contents, partitions, modes)
 def test_the_retained_version_is_used_unless_everything_is_to_be_read(old, new, groups, mode):
     live, target = FakeCheckpoint(old), FakeCheckpoint(new)

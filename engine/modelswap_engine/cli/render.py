@@ -91,7 +91,10 @@ def _memory(memory: MemoryState) -> str:
         "RSS": memory.rss_bytes,
         "limit": memory.limit_bytes,
     }
-    return ", ".join(f"{name} {size(count)}" for name, count in kinds.items())
+    text = ", ".join(f"{name} {size(count)}" for name, count in kinds.items())
+    if memory.device_limit_bytes < 0:
+        return text
+    return f"{text}; {memory.device}: {size(memory.device_available_bytes)} of {size(memory.device_limit_bytes)} free"
 
 
 def _ranks(now: EngineState) -> Table:

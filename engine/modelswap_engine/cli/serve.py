@@ -18,7 +18,7 @@ import structlog
 
 from modelswap_engine import __version__
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
-from modelswap_engine.backends.embedded.settings import CommitMethod, EmbeddedSettings
+from modelswap_engine.backends.embedded.settings import CommitMethod, Device, EmbeddedSettings
 from modelswap_engine.cli.logs import configure
 from modelswap_engine.cli.serving import Auth, Logs
 from modelswap_engine.http.app import control_app, data_app, listening
@@ -68,6 +68,7 @@ class ServeSettings:
     max_batch_tokens: int
     kv_blocks: int
     page_size: int
+    device: Device
     lora_slots: int
     lora_max_rank: int
     lora_host_mib: int
@@ -118,6 +119,7 @@ async def _serve(settings: ServeSettings) -> None:
             max_batch_tokens=settings.max_batch_tokens,
             weight_loaders=settings.weight_loader,
             commit_method=settings.commit_method,
+            device=settings.device,
             lora_slots=settings.lora_slots,
             lora_max_rank=settings.lora_max_rank,
         )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from modelswap_engine.backends.embedded.settings import CommitMethod
+from modelswap_engine.backends.embedded.settings import CommitMethod, Device
 from modelswap_engine.protocol.errors import BadRequest
 
 
@@ -52,6 +52,9 @@ def serve(
     pod_uid: Annotated[str, typer.Option(envvar="MODELSWAP_POD_UID", help="UID of the pod.")] = "",
     max_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one forward pass.")] = 512,
     kv_blocks: Annotated[int, typer.Option(min=2, help="Blocks of the KV cache.")] = 512,
+    device: Annotated[
+        Device, typer.Option(help="Where the model runs; auto: a GPU where torch sees one, else the CPU.")
+    ] = Device.AUTO,
     page_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
     lora_slots: Annotated[int, typer.Option(min=0, help="LoRA adapters that one batch can use; 0: none.")] = 0,
     lora_max_rank: Annotated[int, typer.Option(min=1, help="Highest rank of an adapter.")] = 64,

@@ -168,6 +168,10 @@ class _StateCollector(Collector):
         yield family
         if memory.limit_bytes >= 0:
             yield _gauge("memory_limit_bytes", "Memory limit of the engine process.", memory.limit_bytes)
+        if memory.device_limit_bytes >= 0:
+            yield _gauge("device_memory_limit_bytes", "Memory of the engine's devices.", memory.device_limit_bytes)
+            free = memory.device_available_bytes
+            yield _gauge("device_memory_available_bytes", "What tensors can still take of it.", free)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

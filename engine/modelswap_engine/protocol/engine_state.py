@@ -44,9 +44,9 @@ class MemoryState(Message, frozen=True, kw_only=True):
 
     Of the KV cache ``kv_free_bytes`` are free, and ``kv_cached_bytes`` belong to prefixes that no request uses now and
     the next one with the same beginning may find. The allocator took ``allocator_reserved_bytes`` from the system, of
-    which ``allocator_used_bytes`` are handed out: the rest are holes.
-    the next one with the same beginning may find. ``instance_bytes`` is what a second instance takes beside the weights
-    that differ, in traffic mode Overlap.
+    which ``allocator_used_bytes`` are handed out: the rest are holes. ``instance_bytes`` is what a second instance
+    takes beside the weights that differ, in traffic mode Overlap. ``device`` names where the weights and the KV cache
+    lie; the two figures of it are -1 where that is the memory of the process.
     """
 
     model_bytes: int = 0
@@ -62,6 +62,14 @@ class MemoryState(Message, frozen=True, kw_only=True):
     allocator_reserved_bytes: int = 0
     limit_bytes: int = -1
     available_bytes: int = -1
+    device: str = ""
+    device_limit_bytes: int = -1
+    device_available_bytes: int = -1
+
+    @property
+    def room_bytes(self) -> int:
+        """What tensors may take where they lie: on the device, else in the process; -1 when nothing bounds it."""
+        return self.device_available_bytes if self.device_available_bytes >= 0 else self.available_bytes
 
 
 class AuditState(Message, frozen=True, kw_only=True):

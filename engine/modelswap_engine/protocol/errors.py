@@ -10,8 +10,8 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     │   │   UnsupportedFormat, SourceNotAllowed, UnsupportedScheme, SourceNotFound,
     │   │   InsufficientMemory, UnsupportedChange, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
-    │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, SlotsBusy, DrainTimeout, Cancelled
-    │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, PeerFailed, DrainTimeout, Cancelled
+    │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable, PeerFailed,
+    │   │   SlotsBusy, DrainTimeout, Cancelled
     ├── Fenced             the caller is not (or no longer) entitled                     4xx
     │   ├── WrongPod (421), ForeignOwner, StaleRevision, WeightsManaged (409), StateMoved (412)
     ├── Denied             Unauthenticated (401), Forbidden (403)
@@ -217,6 +217,12 @@ class WorkerLost(Unavailable):
     """A rank worker died or does not answer; it is being restarted."""
 
     code = "WorkerLost"
+
+
+class DeviceUnavailable(Unavailable):
+    """The engine was told to serve on a GPU and the process sees none, or too few for its ranks."""
+
+    code = "DeviceUnavailable"
 
 
 class SlotsBusy(Unavailable):

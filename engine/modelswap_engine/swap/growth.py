@@ -64,6 +64,8 @@ def observe(growth: Growth, memory: MemoryState, *, swaps: int, limits: GrowthLi
 
 def unexplained(memory: MemoryState) -> int:
     """Return the resident bytes that are neither tensors of a version nor of adapters nor KV cache."""
+    if memory.device_limit_bytes >= 0:  # those are not resident then
+        return memory.rss_bytes
     tensors = memory.model_bytes + memory.staged_bytes + memory.previous_bytes + memory.adapter_bytes
     return max(0, memory.rss_bytes - tensors - memory.kv_cache_bytes)
 

@@ -16,6 +16,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.memory import more_room
 from modelswap_engine.swap.settings import MIB
 from modelswap_engine.swap.versions import Version
 
@@ -99,14 +100,14 @@ async def _require_memory(core: Core, needed: int) -> None:
             return  # what it holds cannot be known, and a guess must not keep a version from being served
         await core.refresh_limits()
     memory = core.memory
-    if memory.available_bytes < 0:
+    if memory.room_bytes < 0:
         return
     held = memory.model_bytes + memory.staged_bytes + memory.previous_bytes
-    usable = max(0, memory.available_bytes + held - core.settings.memory_reserve)
+    usable = max(0, memory.room_bytes + held - core.settings.memory_reserve)
     if needed > usable:
         raise InsufficientMemory(
             f"loading needs {needed / MIB:.1f} MiB, {usable / MIB:.1f} MiB may be used",
-            advice="raise the container's memory limit or give the KV cache less",
+            advice=more_room(memory),
             details={"neededMiB": f"{needed / MIB:.1f}", "availableMiB": f"{usable / MIB:.1f}"},
         )
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from modelswap_engine.protocol.engine_state import MemoryState
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -17,6 +19,13 @@ class Memory:
 
     limit: int = -1
     available: int = -1
+
+
+def more_room(state: MemoryState) -> str:
+    """Return the next step when tensors do not fit where they are to lie."""
+    if state.device_available_bytes >= 0:
+        return "give the KV cache less, or use a device with more memory"
+    return "raise the container's memory limit or give the KV cache less"
 
 
 def machine_memory() -> Memory:

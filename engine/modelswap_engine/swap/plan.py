@@ -24,6 +24,7 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.protocol.messages import Plan, PlanRequest, VersionRef
 from modelswap_engine.protocol.policy import LoadingMode, OnTimeout, Traffic, TrafficMode
+from modelswap_engine.swap.memory import more_room
 
 MIB: Final = 1 << 20
 POLICIES: Final = {
@@ -132,7 +133,7 @@ def decide(situation: Situation, request: PlanRequest) -> Decision:
         bytes_to_fetch=fetched,
         side_files=[f"{c.file}: {c.key}" if c.key else c.file for c in situation.side if c.verdict is Verdict.APPLIED],
         memory_needed=needed,
-        memory_available=situation.memory.available_bytes,
+        memory_available=situation.memory.room_bytes,
         refusals=[error.body() for error in refused],
         changed_names=sorted({*change.changed, *situation.drifted}),
     )
@@ -200,7 +201,7 @@ def _absent(situation: Situation, names: Sequence[str]) -> list[str]:
 
 def _free(situation: Situation) -> int | None:
     """Return the bytes that staging may take without dropping anything, None when nothing bounds it."""
-    available = situation.memory.available_bytes
+    available = situation.memory.room_bytes
     return None if available < 0 else max(0, available - situation.reserve)
 
 
@@ -297,8 +298,7 @@ def _memory(situation: Situation, work: Work, needed: int, *, second: int) -> It
     yield InsufficientMemory(
         f"staging{' with a second instance' if second else ''} needs {_mib(needed)} MiB, {_mib(free)} MiB may be used"
         f" (and {_mib(droppable)} MiB of the retained previous version)",
-        advice="raise the container's memory limit or give the KV cache less"
-        + (", or use another traffic mode" if second else ""),
+        advice=more_room(situation.memory) + (", or use another traffic mode" if second else ""),
         details={"neededMiB": _mib(needed), "availableMiB": _mib(free + droppable)},
     )
 

@@ -12,6 +12,7 @@ import torch
 
 from modelswap_engine.weights.mapping import Group, Loader
 from modelswap_engine.weights.pace import Crew, Pace, cores, lower_priority
+from modelswap_engine.weights.place import HOST, Place
 
 _EXACT: Final[dict[torch.dtype, frozenset[torch.dtype]]] = {
     torch.bfloat16: frozenset({torch.float32, torch.float64}),
@@ -23,10 +24,12 @@ _EXACT: Final[dict[torch.dtype, frozenset[torch.dtype]]] = {
 """Source dtype → live dtypes that hold every value of it, so that casting back gives the very bytes."""
 
 
-def sha256_of(tensor: torch.Tensor) -> str:
+def sha256_of(tensor: torch.Tensor, place: Place = HOST) -> str:
     """Return the sha256 (64 hex digits) of a tensor's raw bytes in row-major order."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
-    return hashlib.sha256(raw.numpy().data).hexdigest()
+    digest = hashlib.sha256()
+    for piece in place.pieces(tensor):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def hash_groups(
@@ -37,6 +40,7 @@ def hash_groups(
     *,
     pace: Pace,
     threads: int = 0,
+    place: Place = HOST,
 ) -> tuple[dict[str, str], int]:
     """Return name → sha256 for the checkpoint tensors that can be had back, and how many bytes were hashed.
 
@@ -47,6 +51,7 @@ def hash_groups(
         dtypes: of the checkpoint's tensors.
         pace: asked before each tensor.
         threads: 0 means one per usable core.
+        place: where the tensors lie.
 
     Raises:
         Cancelled: ``pace`` was cancelled.
@@ -60,12 +65,14 @@ def hash_groups(
         found: dict[str, str] = {}
         size = 0
         for part in group.parts:
-            exported = loader.export(part, {name: live[name] for name in part.targets})
+            with place.beside():
+                exported = loader.export(part, {name: live[name] for name in part.targets})
             for name, tensor in exported.items():
-                original = restore_dtype(tensor, dtypes[name])
+                with place.beside():
+                    original = restore_dtype(tensor, dtypes[name])
                 if original is not None:
                     crew.spend(original.nbytes)
-                    found[name] = sha256_of(original)
+                    found[name] = sha256_of(original, place)
                     size += original.nbytes
         return found, size
 
@@ -84,7 +91,9 @@ def hash_groups(
     return hashes, total
 
 
-def hash_tensors(tensors: Mapping[str, torch.Tensor], *, pace: Pace | None = None, threads: int = 0) -> dict[str, str]:
+def hash_tensors(
+    tensors: Mapping[str, torch.Tensor], *, pace: Pace | None = None, threads: int = 0, place: Place = HOST
+) -> dict[str, str]:
     """Return name → sha256 of tensors as they are.
 
     Raises:
@@ -95,7 +104,7 @@ def hash_tensors(tensors: Mapping[str, torch.Tensor], *, pace: Pace | None = Non
 
     def one(tensor: torch.Tensor) -> str:
         crew.spend(tensor.nbytes)
-        return sha256_of(tensor)
+        return sha256_of(tensor, place)
 
     with _pool(whole, threads) as pool:
         try:

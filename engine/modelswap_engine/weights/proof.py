@@ -16,6 +16,7 @@ from modelswap_engine.protocol.errors import ManifestMismatch
 from modelswap_engine.weights.hashing import hash_groups, hash_tensors
 from modelswap_engine.weights.mapping import Group, Loader
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.place import HOST, Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Proof:
         shapes: all names of the checkpoint, as tensors on the meta device.
         known: what the live tensors must hash to; nothing is known about conversions before :meth:`calibrate`.
         threads: how many hash at a time; 0 means one per usable core.
+        place: where the live tensors lie.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Proof:
         known: Known,
         *,
         threads: int = 0,
+        place: Place = HOST,
     ) -> None:
         self._groups = groups
         self._loader = loader
         self._dtypes = {name: tensor.dtype for name, tensor in shapes.items()}
         self._threads = threads
+        self._place = place
         self._whole = dict(known.whole)
         self._slices = dict(known.slices)
         self._converted: dict[str, str] = dict(known.converted)
@@ -79,7 +83,9 @@ class Proof:
                 lossy.update(wrong)
         self._lossy = frozenset(lossy)
         converted = self.converted_slots(self._groups)
-        self._converted = hash_tensors({slot: live[slot] for slot in converted}, threads=self._threads)
+        self._converted = hash_tensors(
+            {slot: live[slot] for slot in converted}, threads=self._threads, place=self._place
+        )
         return size + sum(live[slot].nbytes for slot in converted)
 
     def converted_slots(self, groups: Iterable[Group]) -> list[str]:
@@ -88,7 +94,9 @@ class Proof:
 
     def hash_converted(self, tensors: Mapping[str, torch.Tensor], groups: Iterable[Group]) -> dict[str, str]:
         """Hash tensors that were just made of proven bytes, as far as they will not be known otherwise."""
-        return hash_tensors({slot: tensors[slot] for slot in self.converted_slots(groups)}, threads=self._threads)
+        return hash_tensors(
+            {slot: tensors[slot] for slot in self.converted_slots(groups)}, threads=self._threads, place=self._place
+        )
 
     def hash(
         self, live: Mapping[str, torch.Tensor], groups: Sequence[Group], *, pace: Pace | None = None
@@ -98,7 +106,9 @@ class Proof:
         Raises:
             Cancelled: ``pace`` was cancelled.
         """
-        return hash_groups(groups, self._loader, live, self._dtypes, pace=pace or Pace(), threads=self._threads)
+        return hash_groups(
+            groups, self._loader, live, self._dtypes, pace=pace or Pace(), threads=self._threads, place=self._place
+        )
 
     def runtime(
         self, live: Mapping[str, torch.Tensor], groups: Sequence[Group], *, pace: Pace | None = None
@@ -110,7 +120,7 @@ class Proof:
         """
         sources = {slot: group.sources for group in groups for slot in group.slots}
         wanted = {slot: live[slot] for slot in self.converted_slots(groups)}
-        found = hash_tensors(wanted, pace=pace or Pace(), threads=self._threads)
+        found = hash_tensors(wanted, pace=pace or Pace(), threads=self._threads, place=self._place)
         return tuple(
             RuntimeHash(name=slot, sources=sources[slot], expected=self._converted[slot], actual=actual)
             for slot, actual in sorted(found.items())

@@ -1,12 +1,14 @@
 """Reads checkpoint tensors into anonymous memory, and refuses bytes that are not what was promised.
 
 Nothing is ever mapped from a file: a file that is overwritten later must not change weights, one that is truncated
-later must not kill the process. The bytes are copied first and hashed in the copy, so what is checked is what is used.
+later must not kill the process. The bytes are copied first and hashed in the copy, so what is checked is what is used,
+or what is sent on to the device where it is used.
 """
 
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import os
 import stat
@@ -23,11 +25,10 @@ from modelswap_engine.protocol.errors import (
     SourceUnreadable,
     UnsupportedFormat,
 )
-from modelswap_engine.weights import anonymous
 from modelswap_engine.weights.finite import FiniteCheck, not_finite
 from modelswap_engine.weights.pace import Crew, Pace, cores
+from modelswap_engine.weights.place import HOST, Landing, Place
 
-CHUNK: Final = 1 << 20
 _DAMAGED: Final = "the file was damaged or changed after its manifest was made; copy it again or rebuild the manifest"
 _CHANGED: Final = "the memory of the engine was changed; send or load the version again"
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -82,17 +83,20 @@ def check_shape(wanted: TensorRange) -> None:
         )
 
 
-def read_tensor(wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
+def read_tensor(wanted: TensorRange, *, pace: Pace, place: Place = HOST) -> torch.Tensor:
     """Copy one tensor out of its file, prove its hash and that its values are finite, all in one pass.
 
+    It may only be used beside the model, until its place is settled.
+
     Raises:
+        InsufficientMemory: the place has no room for it.
         ManifestMismatch: the bytes hash to something else than ``wanted.sha256``.
         ChecksFailed: the bytes are the promised ones, and hold a NaN or an infinity.
         InvalidCheckpoint: the file ends early, or shape and size disagree.
         SourceUnreadable: the file cannot be opened or read.
         Cancelled: ``pace`` was cancelled.
     """
-    copied = copy_tensor(wanted, pace=pace)
+    copied = copy_tensor(wanted, pace=pace, place=place)
     check_hash(wanted, copied.sha256)
     if not copied.finite:
         raise not_finite(wanted.name)
@@ -108,22 +112,23 @@ class Copied:
     finite: bool
 
 
-def copy_tensor(wanted: TensorRange, *, pace: Pace) -> Copied:
+def copy_tensor(wanted: TensorRange, *, pace: Pace, place: Place = HOST) -> Copied:
     """Copy one tensor out of its file; ``wanted.sha256`` is not looked at.
 
     Raises:
-        InvalidCheckpoint, SourceUnreadable, Cancelled: see :func:`read_tensor`.
+        InsufficientMemory, InvalidCheckpoint, SourceUnreadable, Cancelled: see :func:`read_tensor`.
     """
     check_shape(wanted)
     dtype = dtype_of(wanted)
-    raw = anonymous.empty(wanted.nbytes)
     digest, finite = hashlib.sha256(), FiniteCheck(dtype)
     try:
-        with _descriptor(wanted.path) as file:
-            for piece in _pieces(file, raw.numpy().data, wanted):
+        with _descriptor(wanted.path) as file, place.landing(wanted.nbytes) as landing:
+            for piece in _pieces(file, landing, wanted):
                 digest.update(piece)
                 finite.see(piece)
+                landing.land()
                 pace.spend(len(piece))
+            raw = landing.tensor()
     except OSError as error:
         raise SourceUnreadable(
             f"tensor {wanted.name}: {wanted.path}: {error.strerror or error}",
@@ -160,16 +165,16 @@ def _descriptor(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _pieces(descriptor: int, target: memoryview, wanted: TensorRange) -> Iterator[memoryview]:
-    """Fill the target; yield each piece when it is there, while the processor still has it at hand."""
-    for begin in range(0, len(target), CHUNK):
-        piece = target[begin : begin + CHUNK]
+def _pieces(descriptor: int, landing: Landing, wanted: TensorRange) -> Iterator[memoryview]:
+    """Fill the landing; yield each piece when it is there, while the processor still has it at hand."""
+    for begin in range(0, wanted.nbytes, landing.piece):
+        piece = landing.window(begin, min(begin + landing.piece, wanted.nbytes))
         done = 0
         while done < len(piece):
             count = os.preadv(descriptor, [piece[done:]], wanted.offset + begin + done)
             if count == 0:
                 raise InvalidCheckpoint(
-                    f"tensor {wanted.name}: {wanted.path} ends {len(target) - begin - done} bytes early",
+                    f"tensor {wanted.name}: {wanted.path} ends {wanted.nbytes - begin - done} bytes early",
                     advice="the file is truncated; copy it again",
                     details={"tensor": wanted.name, "path": wanted.path},
                 )
@@ -177,21 +182,26 @@ def _pieces(descriptor: int, target: memoryview, wanted: TensorRange) -> Iterato
         yield piece
 
 
-def read_all(wanted: Iterable[TensorRange], *, pace: Pace, threads: int = 0) -> dict[str, torch.Tensor]:
+def read_all(
+    wanted: Iterable[TensorRange], *, pace: Pace, threads: int = 0, place: Place = HOST
+) -> dict[str, torch.Tensor]:
     """Read and prove tensors, several at a time, the largest first.
 
     Args:
         wanted: the tensors.
         pace: of all threads together.
         threads: 0 means one per usable core.
+        place: where they are to lie.
 
     Raises:
         ModelswapError: of :func:`read_tensor`; the other reads end at their next piece.
     """
     order = sorted(wanted, key=lambda item: item.nbytes, reverse=True)
-    with reading(pace=pace, threads=threads) as read:
+    with reading(pace=pace, threads=threads, fetch=functools.partial(read_tensor, place=place)) as read:
         futures = [read(item) for item in order]
-        return {item.name: future.result() for item, future in zip(order, futures, strict=True)}
+        found = {item.name: future.result() for item, future in zip(order, futures, strict=True)}
+    place.settle()
+    return found
 
 
 class Fetch(Protocol):

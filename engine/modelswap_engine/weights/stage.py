@@ -16,6 +16,7 @@ from modelswap_engine.weights.hashing import sha256_of
 from modelswap_engine.weights.live import LiveTable
 from modelswap_engine.weights.mapping import Group, Loader
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.place import HOST, Place
 from modelswap_engine.weights.reader import Fetch, check_shape, dtype_of, read_tensor, reading
 
 _AHEAD: Final = 256 << 20
@@ -73,8 +74,11 @@ def build_groups(
     pace: Pace,
     threads: int = 0,
     fetch: Fetch = read_tensor,
+    place: Place = HOST,
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read groups, the largest first; return their runtime tensors by slot, and the hashes of what is a slice.
+
+    What ``fetch`` brings lies at ``place`` or is brought there.
 
     Reading runs ahead of building by a bounded number of bytes, so that of what is fused on the way only a little is
     in memory twice.
@@ -91,9 +95,10 @@ def build_groups(
             waiting.append((group, {member.name: read(member) for member in members}, _nbytes(members)))
             ahead += waiting[-1][2]
             while ahead > _AHEAD and len(waiting) > 1:
-                ahead -= _finish(waiting.popleft(), made, slices, loader, table)
+                ahead -= _finish(waiting.popleft(), made, slices, loader, table, place)
         while waiting:
-            _finish(waiting.popleft(), made, slices, loader, table)
+            _finish(waiting.popleft(), made, slices, loader, table, place)
+    place.settle()
     return made, slices
 
 
@@ -103,10 +108,13 @@ def _finish(
     slices: dict[str, str],
     loader: Loader,
     table: LiveTable,
+    place: Place,
 ) -> int:
     group, futures, nbytes = entry
-    held, hashes = held_of({name: future.result() for name, future in futures.items()}, loader)
-    made.update(assemble(group, held, loader, table))
+    tensors = {name: future.result() for name, future in futures.items()}
+    with place.beside():
+        held, hashes = held_of({name: tensor.to(place.device) for name, tensor in tensors.items()}, loader, place)
+        made.update(assemble(group, held, loader, table))
     slices.update(hashes)
     return nbytes
 
@@ -147,13 +155,15 @@ def assemble(
     return made
 
 
-def held_of(whole: Mapping[str, torch.Tensor], loader: Loader) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def held_of(
+    whole: Mapping[str, torch.Tensor], loader: Loader, place: Place = HOST
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return what this process holds of proven checkpoint tensors, and the hashes of those that are slices.
 
     A slice is known by the hash it has here, taken from bytes whose whole hash has just been proven.
     """
     held = {name: loader.slice(name, tensor) for name, tensor in whole.items()}
-    return held, {name: sha256_of(tensor) for name, tensor in held.items() if tensor is not whole[name]}
+    return held, {name: sha256_of(tensor, place) for name, tensor in held.items() if tensor is not whole[name]}
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from modelswap_engine.weights.hashing import restore_dtype, sha256_of
 from modelswap_engine.weights.live import LiveTable, storages
 from modelswap_engine.weights.mapping import Group, Loader, fuse
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.place import HOST, Place
 from modelswap_engine.weights.proof import Known, Proof
 from modelswap_engine.weights.reader import check_hash, dtype_of, read_tensor
 from modelswap_engine.weights.stage import build_groups, same_bytes, touched_groups
@@ -59,6 +60,7 @@ class WeightUpdater:
         midway: called after the first pointer of a commit has moved; tests break off here.
         threads: how many read and hash at a time; 0 means one per usable core.
         method: asked with each preparation how tensors must become live.
+        place: where the module's tensors lie.
     """
 
     def __init__(
@@ -72,17 +74,21 @@ class WeightUpdater:
         midway: Callable[[], None] = lambda: None,
         threads: int = 0,
         method: Callable[[], Method] = lambda: Method.POINTER,
+        place: Place = HOST,
     ) -> None:
         self._table = LiveTable(module)
         self._loader = loader
         self._midway = midway
         self._threads = threads
         self._method = method
+        self._place = place
         self._shapes = meta_tensors(checkpoint)
         self.groups = fuse(loader.plan(self._shapes), self._table)
         self._home: dict[str, Group] = {name: group for group in self.groups for name in group.sources}
         hashes = {item.name: item.sha256 for item in checkpoint}
-        self._proof = Proof(self.groups, loader, self._shapes, Known(hashes, dict(slices or {})), threads=threads)
+        self._proof = Proof(
+            self.groups, loader, self._shapes, Known(hashes, dict(slices or {})), threads=threads, place=place
+        )
         self._lock = threading.Lock()
         self._digest = digest
         self._expected = self._table.pointers()
@@ -146,7 +152,7 @@ class WeightUpdater:
         touched = touched_groups(order.tensors, self._home, self._shapes)
         fetch = functools.partial(self._fetch, order.operation_id)
         tensors, slices = build_groups(
-            touched, self._loader, self._table, pace=pace, threads=self._threads, fetch=fetch
+            touched, self._loader, self._table, pace=pace, threads=self._threads, fetch=fetch, place=self._place
         )
         read = [member for _, members in touched for member in members]
         known = Known(
@@ -160,7 +166,7 @@ class WeightUpdater:
 
     def _fetch(self, operation_id: str, wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
         if wanted.path:
-            return read_tensor(wanted, pace=pace)
+            return read_tensor(wanted, pace=pace, place=self._place)
         held = self.inbox.take(operation_id, wanted.name) or self._from_live(wanted)
         check_hash(wanted, held.sha256)
         return held.tensor
@@ -169,15 +175,16 @@ class WeightUpdater:
         """Have a checkpoint tensor back from the live ones: the part of a fused parameter that nobody sent."""
         part = next(part for part in self._home[wanted.name].parts if wanted.name in part.sources)
         live = {target: self._table.slot_of(target).tensor for target in part.targets}
-        exported = self._loader.export(part, live).get(wanted.name)
-        original = restore_dtype(exported, dtype_of(wanted)) if exported is not None else None
+        with self._place.beside():
+            exported = self._loader.export(part, live).get(wanted.name)
+            original = restore_dtype(exported, dtype_of(wanted)) if exported is not None else None
         if original is None or tuple(original.shape) != wanted.shape:  # converted beyond return, or a slice of it
             raise IncompatibleModel(
                 f"tensor {wanted.name} is fused with what was sent, was not sent, and is not in memory as it was",
                 advice="send whole fusion groups, as the layout lists them",
                 details={"tensor": wanted.name},
             )
-        return Held(original, sha256_of(original))
+        return Held(original, sha256_of(original, self._place))
 
     def stage_retained(self, order: StageRetained) -> Staged:
         """Stage the retained previous version; nothing is read.

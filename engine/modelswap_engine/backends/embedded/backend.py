@@ -159,6 +159,10 @@ class EmbeddedBackend:
             rss_bytes=sum(state.rss_bytes for state in states),
             allocator_used_bytes=sum(state.allocator_used_bytes for state in states),
             allocator_reserved_bytes=sum(state.allocator_reserved_bytes for state in states),
+            device=", ".join(dict.fromkeys(state.device for state in states)),
+            device_limit_bytes=_summed([state.device_limit_bytes for state in states]),
+            # Ranks share every version evenly, so the fullest device decides.
+            device_available_bytes=_summed([min(state.device_available_bytes for state in states)] * len(states)),
         )
 
     # The swap.
@@ -390,3 +394,7 @@ class EmbeddedBackend:
         if self._facts is None:
             raise NotReady("no version is loaded", advice="wait until the engine is ready")
         return self._facts
+
+
+def _summed(figures: Sequence[int]) -> int:
+    return sum(figures) if min(figures) >= 0 else -1

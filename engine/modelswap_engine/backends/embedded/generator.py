@@ -21,6 +21,7 @@ from modelswap_engine.backends.embedded.prefix import PrefixKeys
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import FinishReason, Generate, RequestPolicy, Tokens
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ModelswapError
+from modelswap_engine.weights.place import full
 
 _WARM_UP: Final = "warm-up"
 _WARM_UP_SECONDS: Final = 300.0
@@ -335,6 +336,8 @@ def _manager(model: PreTrainedModel, settings: EmbeddedSettings, router: _Router
             manager.batch_processor = manager._create_batch_processor()
     except ModelswapError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise full(error) from error
     except Exception as error:
         raise IncompatibleModel(
             f"{type(model).__name__} cannot be run by continuous batching: {error}",

@@ -32,6 +32,7 @@ from modelswap_engine.protocol.errors import IncompatibleModel, InvalidCheckpoin
 from modelswap_engine.weights.live import LiveTable
 from modelswap_engine.weights.mapping import Part, fuse
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.place import HOST, Place, full
 from modelswap_engine.weights.reader import dtype_of, read_all
 from modelswap_engine.weights.updater import meta_tensors
 
@@ -172,14 +173,18 @@ def _unknown(raw: object, error: Exception) -> IncompatibleModel:
     )
 
 
-def build_model(directory: str, checkpoint: Sequence[TensorRange], *, pace: Pace) -> PreTrainedModel:
-    """Return a model on the CPU filled with the version's tensors, each proven by hash.
+def build_model(
+    directory: str, checkpoint: Sequence[TensorRange], *, pace: Pace, place: Place = HOST
+) -> PreTrainedModel:
+    """Return a model filled with the version's tensors where they are to lie, each proven by hash.
 
     Raises:
+        InsufficientMemory: the device is full.
         ModelswapError: the version is malformed, damaged, or not one this engine can serve.
     """
     kind, config, dtype = _checked(directory, checkpoint)
-    return _fill(kind, config, read_all(checkpoint, pace=pace), dtype=dtype)
+    device_map = None if place is HOST else {"": place.device}
+    return _fill(kind, config, read_all(checkpoint, pace=pace, place=place), dtype=dtype, device_map=device_map)
 
 
 def build_part(
@@ -242,6 +247,8 @@ def _fill(
         )
     except ModelswapError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise full(error) from error
     except Exception as error:
         raise _unknown({"architectures": config.architectures}, error) from error
     model, report = loaded

@@ -23,10 +23,12 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * _PAGE
 
 
-def allocator_bytes() -> tuple[int, int]:
+def allocator_bytes(device: torch.device) -> tuple[int, int]:
     """Return (handed out, taken from the system) of the allocator that weights come from; zeros where it is unknown."""
-    if torch.cuda.is_available():
-        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    if device.type == "cuda":
+        used = torch.cuda.memory_allocated(device)
+        # Whole segments that are free wait for the next staging, or are given back; only what lies between is lost.
+        return used, used + torch.cuda.memory_stats(device).get("inactive_split_bytes.all.current", 0)
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except AttributeError:  # another C library, or one older than 2.33

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from modelswap_engine.backends.embedded import loading, wire
+from modelswap_engine.backends.embedded.device import name_of
 from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.generator import Generator
 from modelswap_engine.backends.embedded.lora.adapters import Adapters
@@ -20,6 +21,7 @@ from modelswap_engine.backends.port import Hashes, Load, Tokens
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.weights.addresses import compiled
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.place import Place
 from modelswap_engine.weights.updater import WeightUpdater
 from modelswap_engine.weights.version import Method, Staged
 
@@ -30,6 +32,7 @@ class LoadedModel:
     Args:
         order: what to load.
         settings: of the engine.
+        place: where the weights are to lie.
         faults: what a test asked to break.
         emit: takes new tokens, from any thread.
         died: called when the generation loop broke.
@@ -43,11 +46,16 @@ class LoadedModel:
         order: Load,
         settings: EmbeddedSettings,
         *,
+        place: Place,
         faults: Faults,
         emit: Callable[[Tokens], None],
         died: Callable[[str], None],
     ) -> None:
-        model = loading.build_model(order.directory, order.tensors, pace=Pace())
+        model = loading.build_model(order.directory, order.tensors, pace=Pace(), place=place)
+        # The library works in the device's own order, what comes now beside it; and it asks for more than it keeps.
+        place.quiesce()
+        place.trim()
+        self._place = place
         self._settings = settings
         self._faults = faults
         self._emit = emit
@@ -61,6 +69,7 @@ class LoadedModel:
             midway=lambda: faults.hit("midway"),
             threads=settings.stage_threads,
             method=lambda: self._method(model, settings.commit_method),
+            place=place,
         )
         updater.prove()
         check_output(model, vocabulary=loading.vocabulary_of(model))
@@ -95,10 +104,12 @@ class LoadedModel:
 
         Raises:
             ChecksFailed: what comes out is not finite.
+            InsufficientMemory: the device has no room for the run.
         """
         if staged.version.tensors:
             trial = trial_of(self._model, self.updater.would_be(staged.version))
-            check_output(trial, vocabulary=self.facts.vocabulary)
+            with self._place.beside():
+                check_output(trial, vocabulary=self.facts.vocabulary)
 
     def _flip(self, name: str) -> None:
         """Damage one live tensor, for a test."""
@@ -190,10 +201,18 @@ class LoadedModel:
         )
 
 
-def memory_of(model: LoadedModel | None) -> MemoryState:
-    """Say where the process's memory is; limits are the front's business."""
-    used, reserved = allocator_bytes()
-    process = MemoryState(rss_bytes=resident_bytes(), allocator_used_bytes=used, allocator_reserved_bytes=reserved)
+def memory_of(model: LoadedModel | None, place: Place) -> MemoryState:
+    """Say where the process's memory is; of limits only the device's, the others are the front's business."""
+    used, reserved = allocator_bytes(place.device)
+    room = place.room()
+    process = MemoryState(
+        rss_bytes=resident_bytes(),
+        allocator_used_bytes=used,
+        allocator_reserved_bytes=reserved,
+        device=name_of(place),
+        device_limit_bytes=room.limit if room else -1,
+        device_available_bytes=room.available if room else -1,
+    )
     if model is None:
         return process
     sizes = model.updater.sizes()

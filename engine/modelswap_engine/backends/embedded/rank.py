@@ -12,6 +12,7 @@ from typing import Final
 
 from modelswap_engine.backends.adapters import LoadAdapter
 from modelswap_engine.backends.embedded import wire
+from modelswap_engine.backends.embedded.device import place_of
 from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.lease import PauseLease
 from modelswap_engine.backends.embedded.model import LoadedModel, memory_of
@@ -31,8 +32,9 @@ from modelswap_engine.backends.port import (
 )
 from modelswap_engine.backends.transfer import TransferOrder, TransferReply
 from modelswap_engine.protocol.engine_state import MemoryState
-from modelswap_engine.protocol.errors import Busy, Cancelled, Internal, NotReady
+from modelswap_engine.protocol.errors import Busy, Cancelled, DeviceUnavailable, Internal, NotReady
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.place import HOST, Place
 from modelswap_engine.weights.transfer.loaders import WeightLoaders
 from modelswap_engine.weights.transfer.receiver import WeightReceiver
 from modelswap_engine.weights.version import Method, Staged
@@ -86,8 +88,12 @@ class Rank:
         with self._busy:
             self._faults.hit("load")
             started = time.perf_counter()
+            place = self._place()
             self._unload()
-            model = LoadedModel(order, self._settings, faults=self._faults, emit=self._emit, died=self._died)
+            place.trim()
+            model = LoadedModel(
+                order, self._settings, place=place, faults=self._faults, emit=self._emit, died=self._died
+            )
             self._model = model
             reply = self._reply(
                 order.operation_id,
@@ -96,6 +102,9 @@ class Rank:
                 digest=order.digest,
             )
             return reply, model.facts
+
+    def _place(self) -> Place:
+        return place_of(self._settings.device, rank=self.number)
 
     def _unload(self) -> None:
         lease, self._lease = self._lease, None
@@ -186,6 +195,8 @@ class Rank:
                 expired=self._on_expired,
             )
             seconds = lease.acquire(timeout)
+            # Of the steps before nothing may still read the weights that are about to go.
+            self._place().quiesce()
             self._lease, self._expired = lease, ""
             return self._reply(operation_id, seconds=seconds, digest=model.updater.digest)
 
@@ -225,6 +236,7 @@ class Rank:
             started = time.perf_counter_ns()
             method = model.updater.commit(operation_id)
             requests = model.generator.flush(policy)
+            self._place().quiesce()
             window = (time.perf_counter_ns() - started) / 1000
             return self._reply(
                 operation_id,
@@ -306,6 +318,7 @@ class Rank:
         model.generator.check(policy)
         model.updater.rollback(operation_id)
         requests = model.generator.flush(policy)
+        self._place().quiesce()
         self._unproven = False
         return requests
 
@@ -451,4 +464,8 @@ class Rank:
 
     def memory(self) -> MemoryState:
         """Say where the memory is."""
-        return memory_of(self._model)
+        try:
+            place = self._place()
+        except DeviceUnavailable:
+            place = HOST  # nothing can be loaded, which the load will say
+        return memory_of(self._model, place)

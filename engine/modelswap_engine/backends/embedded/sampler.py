@@ -102,7 +102,7 @@ def _draw(
         # A token stays while the more probable ones do not reach top_p yet; the first always stays.
         keep = torch.cumsum(chances, dim=-1) - chances < top_p
         keep[0] = True
-        chances = torch.where(keep, chances, torch.zeros(()))
+        chances = chances.masked_fill(~keep, 0.0)
     generator = None
     if seed is not None:
         generator = torch.Generator(device=logits.device)

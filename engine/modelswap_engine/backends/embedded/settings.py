@@ -5,6 +5,14 @@ from enum import StrEnum
 import msgspec
 
 
+class Device(StrEnum):
+    """Where the model runs; ``AUTO`` is a GPU where torch sees one, else the CPU."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class CommitMethod(StrEnum):
     """How staged tensors become live.
 
@@ -27,6 +35,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         num_blocks: KV pages of the whole model.
         max_batch_tokens: tokens computed in one step at most; longer prompts are split.
         max_requests: requests in one step at most.
+        device: where model, KV cache and staged tensors lie; each rank has a GPU of its own.
         torch_threads: threads of one forward step; 0 means one per usable core.
         ranks: worker processes; the model is not split yet, so only 1 is accepted.
         commit_method: how staged tensors become live.
@@ -49,6 +58,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 512
     max_batch_tokens: int = 512
     max_requests: int = 64
+    device: Device = Device.AUTO
     torch_threads: int = 0
     ranks: int = 1
     commit_method: CommitMethod = CommitMethod.AUTO
