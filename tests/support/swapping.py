@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Loading, Traffic
+from modelswap_engine.swap.companion import Companion
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
@@ -103,11 +105,16 @@ class World:
                 **self.bounds,
             ),
             listeners=[self.listener],
+            companion=self.companion(),
             memory=Unbounded(),
             offload=at_once,
             journal_offload=at_once,
             transfers=self.backend,
         )
+
+    def companion(self) -> Companion | None:
+        """Return what lives on the base; nothing unless a test says so."""
+        return None
 
     async def start(self) -> None:
         await self.clock.run(self.coordinator.start(self.template, self.assignment, reread=lambda: self.assignment))
@@ -164,6 +171,7 @@ def request(
     pod: str = POD,
     traffic: Traffic | None = None,
     loading: Loading | None = None,
+    adapters: AdapterChange | None = None,
 ) -> SwapRequest:
     return SwapRequest(
         operation_id=operation_id,
@@ -171,6 +179,7 @@ def request(
         target=target,
         traffic=traffic or Traffic(),
         loading=loading or Loading(),
+        adapters=adapters or AdapterChange(),
     )
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelswap_engine.cli.options import (
+    Adapters,
     Digest,
     Format,
+    Incompatible,
     Label,
     Late,
     LoadMode,
@@ -23,8 +25,9 @@ from modelswap_engine.cli.options import (
     Verify,
     Wait,
 )
+from modelswap_engine.protocol.adapters import AdapterChange, AdapterSource, OnIncompatible
 from modelswap_engine.protocol.engine_state import EngineState
-from modelswap_engine.protocol.errors import NotFound, StateMoved
+from modelswap_engine.protocol.errors import BadRequest, NotFound, StateMoved
 from modelswap_engine.protocol.messages import (
     CancelRequest,
     CheckRequest,
@@ -73,6 +76,8 @@ def plan(
     digest: Digest = "",
     mode: Mode = TrafficMode.DRAIN,
     loading: LoadMode = LoadingMode.AUTO,
+    adapter: Adapters = None,
+    on_incompatible: Incompatible = OnIncompatible.BLOCK,
     url: Url = _URL,
     token_file: TokenFile = None,
     output: Format = Output.TEXT,
@@ -84,6 +89,7 @@ def plan(
         target=VersionRef(version=version, uri=_uri(source), digest=digest),
         traffic=Traffic(mode=mode),
         loading=Loading(mode=loading),
+        adapters=_adapters(adapter, base_digest=digest, on_incompatible=on_incompatible),
     )
     found = _client(url, token_file).post("/plan", request, Plan)
     _show(found, output, render.plan)
@@ -101,6 +107,8 @@ def swap(
     loading: LoadMode = LoadingMode.AUTO,
     verify: Verify = VerifyMode.STANDARD,
     keep_previous: Annotated[bool, typer.Option(help="Keep the old tensors for rollback.")] = True,
+    adapter: Adapters = None,
+    on_incompatible: Incompatible = OnIncompatible.BLOCK,
     wait: Wait = True,
     url: Url = _URL,
     token_file: TokenFile = None,
@@ -108,6 +116,7 @@ def swap(
 ) -> None:
     """Make the engine serve another version."""
     target = VersionRef(version=version, uri=_uri(source), digest=digest)
+    adapters = _adapters(adapter, base_digest=digest, on_incompatible=on_incompatible)
 
     def decide(fence: Fence) -> SwapRequest:
         return SwapRequest(
@@ -116,6 +125,7 @@ def swap(
             target=target,
             traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
             loading=Loading(mode=loading, verify=verify, keep_previous=keep_previous),
+            adapters=adapters,
         )
 
     _operate(_client(url, token_file), "/swaps", decide, wait=wait, output=output)
@@ -125,6 +135,7 @@ def rollback(
     mode: Mode = TrafficMode.DRAIN,
     timeout: Timeout = 60.0,
     on_timeout: Late = OnTimeout.CANCEL_SWAP,
+    on_incompatible: Incompatible = OnIncompatible.BLOCK,
     wait: Wait = True,
     url: Url = _URL,
     token_file: TokenFile = None,
@@ -137,6 +148,7 @@ def rollback(
             operation_id=_operation_id(f"rollback {fence.revision}"),
             fence=fence,
             traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
+            adapters=AdapterChange(on_incompatible=on_incompatible),
         )
 
     _operate(_client(url, token_file), "/rollback", decide, wait=wait, output=output)
@@ -224,6 +236,17 @@ def _client(url: str, token_file: Path | None) -> "ControlClient":
 def _uri(source: str) -> str:
     """Accept a plain path where a file is meant."""
     return source if ":" in source.split("/", 1)[0] else Path(source).resolve().as_uri()
+
+
+def _adapters(given: list[str] | None, *, base_digest: str, on_incompatible: OnIncompatible) -> AdapterChange:
+    """Read ``NAME=SOURCE``; contents that come with a pinned version are bound to it."""
+    sources = []
+    for item in given or []:
+        name, equals, source = item.partition("=")
+        if not equals or not name or not source:
+            raise BadRequest(f"--adapter {item!r} is not NAME=SOURCE", advice="write e.g. --adapter de=/adapters/de")
+        sources.append(AdapterSource(name=name, uri=_uri(source), base_digest=base_digest))
+    return AdapterChange(on_incompatible=on_incompatible, sources=sources)
 
 
 def _accepted(

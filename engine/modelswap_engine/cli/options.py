@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from modelswap_engine.protocol.adapters import OnIncompatible
 from modelswap_engine.protocol.policy import LoadingMode, OnTimeout, TrafficMode, VerifyMode
 
 
@@ -29,4 +30,11 @@ Timeout: TypeAlias = Annotated[float, typer.Option(help="Seconds a Drain waits f
 Late: TypeAlias = Annotated[OnTimeout, typer.Option(help="What a Drain does when they take longer.")]
 LoadMode: TypeAlias = Annotated[LoadingMode, typer.Option("--loading", help="Which tensors are loaded.")]
 Verify: TypeAlias = Annotated[VerifyMode, typer.Option(help="Strict hashes the live tensors before resuming.")]
+Adapters: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", help="NAME=SOURCE of a LoRA adapter to load in the same commit (repeatable)."),
+]
+Incompatible: TypeAlias = Annotated[
+    OnIncompatible, typer.Option(help="What happens to adapters that are bound to another base.")
+]
 Wait: TypeAlias = Annotated[bool, typer.Option(help="Follow until the operation ends.")]

@@ -136,6 +136,7 @@ def plan(found: Plan) -> RenderableType:
         ("memory", f"{size(found.memory_needed)} needed, {size(found.memory_available)} available"),
     ]
     rows += [("side files", ", ".join(found.side_files))] if found.side_files else []
+    rows += [("adapters", "; ".join(found.adapters))] if found.adapters else []
     lines: list[RenderableType] = [_facts(rows)]
     for refusal in found.refusals:
         lines.append(Text(f"refused: {refusal.code}: {refusal.message}", style="red"))

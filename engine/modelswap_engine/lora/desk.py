@@ -6,32 +6,43 @@ for them, and a request that names an adapter that is not there is told so: noth
 
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from modelswap_engine.backends.adapters import AdapterHost, AdapterLayout
 from modelswap_engine.lora.entries import Entry
 from modelswap_engine.lora.fit import check_base
-from modelswap_engine.lora.reading import Opener, Read, open_fitting, read
+from modelswap_engine.lora.reading import Fitting, Opener, Read, open_fitting, read
+from modelswap_engine.lora.registrations import Registrations
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.restoring import Restoring
 from modelswap_engine.lora.settings import LoraSettings
 from modelswap_engine.lora.shelf import Shelf, log
+from modelswap_engine.lora.together import Together
 from modelswap_engine.protocol.adapter_calls import LoadAdapterRequest, UnloadAdapterRequest
-from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterSource, AdapterState, AdapterStatus
+from modelswap_engine.protocol.adapters import (
+    AdapterChange,
+    AdapterRegistry,
+    AdapterSource,
+    AdapterState,
+    AdapterStatus,
+    adapter_id,
+)
 from modelswap_engine.protocol.errors import (
     BadRequest,
+    Busy,
+    IncompatibleAdapter,
     ModelswapError,
     NotReady,
-    StaleRevision,
     Unavailable,
 )
-from modelswap_engine.protocol.messages import Fence, VersionRef
-from modelswap_engine.swap import fence as fences
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.swap.clock import Clock, within
-from modelswap_engine.swap.companion import Base
+from modelswap_engine.swap.companion import Base, Effect
 from modelswap_engine.swap.records import Registered
+
+T = TypeVar("T")
 
 
 class AdapterDesk:
@@ -51,31 +62,84 @@ class AdapterDesk:
         self._settings = settings
         self._registry = Registry(settings.limits, now=clock.monotonic)
         self._shelf = Shelf(host, self._registry, clock=clock, acquire_seconds=settings.acquire_seconds)
-        self._registered: dict[str, Registered] = {}
-        self._base: Base | None = None
+        self._registrations = Registrations(pod_uid=settings.pod_uid)
+        self._together: Together | None = None
 
     # Companion of the base.
 
     def attach(self, base: Base) -> None:
         """Learn which base this is, and what the journal remembers."""
-        self._base = base
-        self._registered = dict(base.registrations)
+        self._registrations.attach(base)
 
     async def restore(self, digest: str) -> None:
         """Bring back what belongs to a base that was loaded as a whole."""
-        restoring = Restoring(self._registry, self._shelf, read=self._read, clock=self._clock, settings=self._settings)
-        await restoring.run(digest, self._registered.values())
-        self._live.touch()
+        if self._together is not None and digest == self._together.target and self._together.switched:
+            await self.settle()  # it cannot be taken back any more
+        elif self._together is not None:
+            self._together.revert()
+        restoring = Restoring(self._registry, self._shelf, read=self._read)
+        await restoring.run(digest, list(self._registrations.values()))
+        self._registrations.base.touch()
+
+    async def assess(self, change: AdapterChange, *, target: str) -> Effect:
+        """Say what a change of the base to ``target`` would do to the adapters."""
+        for source in change.sources:
+            self._check_name(source.name)
+        return await self._change(change, target).assess(self._open)
+
+    async def adopt(self, change: AdapterChange) -> None:
+        """Register what is asked for, to be restored with the base that is about to be loaded."""
+        for source in change.sources:
+            self._check_name(source.name)
+            bases = {other.base_digest for other in change.sources}
+            await self._registrations.came_with_base(source, bases=bases)
+
+    async def stage(self, operation_id: str, change: AdapterChange, *, target: str) -> None:
+        """Bring what belongs to the new base into the engine's memory."""
+        self._together = self._change(change, target)
+        await self._together.stage(self._read, operation_id)
+
+    def seal(self) -> None:
+        """Refuse the change of the base if an adapter came meanwhile that blocks it."""
+        if self._together is not None:
+            self._together.seal()
+
+    def activate(self, digest: str) -> None:
+        """Let names lead to what belongs to this base."""
+        if self._together is None:
+            return
+        if digest == self._together.target:
+            self._together.switch()
+        else:
+            self._together.revert()
+
+    async def settle(self) -> None:
+        """Keep what serves, register it, and give the rest back."""
+        together, self._together = self._together, None
+        if together is None:
+            return
+        live = self._registrations.base.live_ref()
+        bases = {together.target, together.source, live.digest if live is not None else ""}
+        for source in together.end(drain_seconds=self._settings.drain_seconds):
+            await self._registrations.came_with_base(source, bases=bases)
+            if self._registry.has(source.name):
+                await self._place_now(self._registry.resolve(source.name))
+        self._registrations.base.touch()
+
+    def _change(self, change: AdapterChange, target: str) -> Together:
+        live = self._registrations.base.live_ref()
+        return Together(
+            registry=self._registry,
+            shelf=self._shelf,
+            registered=self._registrations,
+            source=live.digest if live is not None else "",
+            target=target,
+            change=change,
+        )
 
     async def stop(self) -> None:
         """End what goes on in the background."""
         await self._shelf.stop()
-
-    @property
-    def _live(self) -> Base:
-        if self._base is None:
-            raise NotReady("the engine is starting", details={"retryAfterSeconds": "1"})
-        return self._base
 
     # Requests.
 
@@ -101,10 +165,11 @@ class AdapterDesk:
     # Reading.
 
     def contents(self) -> tuple[AdapterStatus, ...]:
-        """Return all contents, those that names lead to first."""
+        """Return all contents, those that names lead to first, and the names that wait for another base."""
         now = self._clock.monotonic()
         entries = sorted(self._registry.entries(), key=lambda entry: (not entry.registered, entry.id))
-        return tuple(self._status(entry, now=now) for entry in entries)
+        waiting = [item for name, item in self._registrations.items() if item.sources and not self._registry.has(name)]
+        return (*(self._status(entry, now=now) for entry in entries), *map(_waiting, waiting))
 
     def registered(self) -> tuple[AdapterStatus, ...]:
         """Return the contents that names lead to, by name."""
@@ -139,7 +204,7 @@ class AdapterDesk:
 
     def _status(self, entry: Entry, *, now: float) -> AdapterStatus:
         status = entry.status(now=now)
-        known = self._registered.get(entry.content.name)
+        known = self._registrations.get(entry.content.name)
         if known is None or not entry.registered:
             return status
         accepted = known.accepted
@@ -165,15 +230,12 @@ class AdapterDesk:
         """
         source = request.source
         target = VersionRef(version=source.name, uri=source.uri, digest=source.digest)
-        self._check_call(request.fence, if_match)
-        if source.name == self._settings.served_model_name:
-            raise BadRequest(
-                f"{source.name} is the name of the base model", advice="give the adapter a name of its own"
-            )
+        self._registrations.check_call(request.fence, if_match)
+        self._check_name(source.name)
         async with self._shelf.name(source.name):
-            self._check_order(request.fence, source.name, target)
+            self._registrations.check_order(request.fence, target)
             self._require_base(source)
-            brought = await self._within(source.name, self._read(source, operation_id=request.operation_id))
+            brought = await self._read(source, request.operation_id)
             entry = await self._shelf.bring(brought)
             try:
                 # Nothing is awaited between this and the name.
@@ -185,23 +247,27 @@ class AdapterDesk:
                 self._shelf.sweep(entry)
                 raise
             former = self._registry.publish(entry, brought.content)
-            await self._decided(request.fence, request.operation_id, target, _sources(brought, source))
+            pinned = msgspec.structs.replace(source, digest=brought.content.digest)
+            await self._registrations.decided(request.fence, target, pinned, operation_id=request.operation_id)
         if former is not None:
             self._shelf.drain(former, request.drain_timeout_seconds)
         await self._place_now(entry)
         return self._status(entry, now=self._clock.monotonic())
 
-    async def _read(self, source: AdapterSource, *, operation_id: str) -> Read:
-        fitting = await open_fitting(self._opener, source, self._host.adapters())
-        return await read(fitting, operation_id=operation_id)
+    async def _open(self, source: AdapterSource) -> Fitting:
+        return await self._within(source, open_fitting(self._opener, source, self._host.adapters()))
 
-    async def _within(self, name: str, work: Coroutine[Any, Any, Read]) -> Read:
+    async def _read(self, source: AdapterSource, operation_id: str) -> Read:
+        fitting = await self._open(source)
+        return await self._within(source, read(fitting, operation_id=operation_id))
+
+    async def _within(self, source: AdapterSource, work: Coroutine[Any, Any, T]) -> T:
         seconds = self._settings.load_seconds
         try:
             return await within(self._clock, seconds, work)
         except TimeoutError:
             raise Unavailable(
-                f"adapter {name} was not read within {seconds:g} s", advice="check the volume of its source"
+                f"adapter {source.name} was not read within {seconds:g} s", advice="check the volume of its source"
             ) from None
 
     async def _place_now(self, entry: Entry) -> None:
@@ -218,57 +284,46 @@ class AdapterDesk:
             AdapterNotFound: it leads nowhere already.
             Fenced: the caller is not entitled, or decided on another state.
         """
-        self._check_call(request.fence, if_match)
+        self._registrations.check_call(request.fence, if_match)
+        target = VersionRef(version=name)
         async with self._shelf.name(name):
-            self._check_order(request.fence, name, VersionRef(version=name))
+            self._registrations.check_order(request.fence, target)
             entry = self._registry.withdraw(name)
-            await self._decided(request.fence, request.operation_id, VersionRef(version=name), ())
+            await self._registrations.decided(request.fence, target, None, operation_id=request.operation_id)
         gone = await self._shelf.drained(entry, request.drain_timeout_seconds)
-        self._live.touch()
+        self._registrations.base.touch()
         status = entry.status(now=self._clock.monotonic())
         return msgspec.structs.replace(status, state=AdapterState.UNLOADED, slot=-1) if gone else status
 
-    async def _decided(
-        self, fence: Fence, operation_id: str, target: VersionRef, sources: tuple[AdapterSource, ...]
-    ) -> None:
-        """Remember a decision about a name."""
-        known = self._registered.get(target.version)
-        accepted = fences.accept(
-            fence, known.accepted if known is not None else None, operation_id=operation_id, target=target
-        )
-        if not sources:
-            accepted = msgspec.structs.replace(accepted, released=True)  # the name belongs to nobody any more
-        bound = () if known is None or not sources or not sources[0].base_digest else known.sources
-        others = tuple(source for source in bound if source.base_digest != sources[0].base_digest)
-        record = Registered(name=target.version, accepted=accepted, sources=(*sources, *others))
-        self._registered[target.version] = record
-        self._live.touch()
-        await self._live.record_owed(record)
+    def _check_name(self, name: str) -> None:
+        if name == self._settings.served_model_name:
+            raise BadRequest(f"{name} is the name of the base model", advice="give the adapter a name of its own")
 
-    def _check_call(self, fence: Fence, if_match: str | None) -> None:
-        base = self._live
-        fences.check_pod(fence, self._settings.pod_uid)
-        fences.check_match(if_match, base.etag)
-        if base.stopping:
-            raise NotReady("the engine is stopping", advice="try another replica")
-        if fence.owner_uid != fences.CLI and fence.epoch < base.epoch:
-            raise StaleRevision(
-                f"epoch {fence.epoch} is that of an old leader; the last one obeyed here has {base.epoch}",
-                advice="a new leader has taken over; leave it to that one",
-                details={"epoch": str(base.epoch)},
-            )
-
-    def _check_order(self, fence: Fence, name: str, target: VersionRef) -> None:
-        known = self._registered.get(name)
-        fences.check_order(fence, known.accepted if known is not None else None, target=target)
-
-    def _require_base(self, source: AdapterSource) -> str:
-        live = self._live.live_ref()
+    def _require_base(self, source: AdapterSource) -> None:
+        live = self._registrations.base.live_ref()
         if live is None:
             raise NotReady("no base is live yet", advice="try again when the engine is ready")
         check_base(source.name, source.base_digest, live.digest)
-        return live.digest
+        if source.base_digest and self._together is not None and self._together.sealed:
+            raise Busy("the base is being changed", advice="try again when the swap has ended")
 
 
-def _sources(brought: Read, source: AdapterSource) -> tuple[AdapterSource, ...]:
-    return (msgspec.structs.replace(source, digest=brought.content.digest),)
+def _waiting(registered: Registered) -> AdapterStatus:
+    """Return the status of a name whose content is bound to a base that is not live."""
+    source, accepted = registered.sources[0], registered.accepted
+    bound = IncompatibleAdapter(
+        f"adapter {source.name} is bound to base {source.base_digest}, which is not live",
+        advice="it comes back with that base; or load its content for the live one",
+    )
+    return AdapterStatus(
+        name=source.name,
+        id=adapter_id(source.name, source.digest),
+        digest=source.digest,
+        uri=source.uri,
+        base_digest=source.base_digest,
+        pinned=source.pinned,
+        owner_uid=accepted.owner_uid,
+        epoch=accepted.epoch,
+        revision=accepted.revision,
+        error=bound.body(),
+    )

@@ -3,6 +3,7 @@
 Everything that can be known without the engine is known before it is asked for anything. Knows no registry.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,9 @@ from modelswap_engine.lora.fit import Fit, fit
 from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.errors import DigestMismatch
 from modelswap_engine.sources.port import OpenedAdapter
+
+Reader = Callable[[AdapterSource, str], Awaitable["Read"]]
+"""Reads an adapter for an operation, or raises what is wrong with it."""
 
 
 class Opener(Protocol):

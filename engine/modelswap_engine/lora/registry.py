@@ -82,6 +82,11 @@ class Registry:
         entry.pin_claims += content.pinned
         return entry
 
+    def hold(self, entry: Entry) -> None:
+        """Claim a content that is here, as it is; :meth:`unstage` or :meth:`publish` gives the claim back."""
+        entry.claims += 1
+        entry.pin_claims += entry.content.pinned
+
     def unstage(self, entry: Entry, content: Content) -> None:
         """Give a claim back."""
         entry.claims -= 1

@@ -4,24 +4,14 @@ Each adapter stands for itself: one that cannot be read again keeps its name, wi
 """
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from modelswap_engine.lora.entries import Content, Entry
-from modelswap_engine.lora.reading import Read
+from modelswap_engine.lora.reading import Reader
 from modelswap_engine.lora.registry import Registry
-from modelswap_engine.lora.settings import LoraSettings
 from modelswap_engine.lora.shelf import Shelf, log
 from modelswap_engine.protocol.adapters import AdapterSource, adapter_id
-from modelswap_engine.protocol.errors import ErrorBody, ModelswapError, Unavailable
-from modelswap_engine.swap.clock import Clock, within
+from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
 from modelswap_engine.swap.records import Registered
-
-
-class Reader(Protocol):
-    """Reads an adapter from its source and checks it."""
-
-    async def __call__(self, source: AdapterSource, *, operation_id: str) -> Read:
-        """Return it, or raise what is wrong with it."""
 
 
 class Restoring:
@@ -31,16 +21,12 @@ class Restoring:
         registry: what there is.
         shelf: where it is.
         read: reads an adapter again.
-        clock: time.
-        settings: bounds.
     """
 
-    def __init__(self, registry: Registry, shelf: Shelf, *, read: Reader, clock: Clock, settings: LoraSettings) -> None:
+    def __init__(self, registry: Registry, shelf: Shelf, *, read: Reader) -> None:
         self._registry = registry
         self._shelf = shelf
         self._read = read
-        self._clock = clock
-        self._seconds = settings.load_seconds
 
     async def run(self, base_digest: str, registered: Iterable[Registered]) -> None:
         """Bring back what belongs to the base, the pinned ones first into their slots."""
@@ -63,10 +49,10 @@ class Restoring:
     async def _bring_back(self, source: AdapterSource) -> None:
         async with self._shelf.name(source.name):
             try:
-                brought = await within(self._clock, self._seconds, self._read(source, operation_id="restore"))
+                brought = await self._read(source, "restore")
                 entry = await self._shelf.bring(brought)
-            except (ModelswapError, TimeoutError) as error:
-                self._failed(source, _body(source, error))
+            except ModelswapError as error:
+                self._failed(source, error.body())
             else:
                 self._publish(entry, brought.content)
 
@@ -90,12 +76,6 @@ class Restoring:
         except ModelswapError as error:
             log.warning("adapter %s is not in a slot yet: %s", entry.id, error.message)
             return False
-
-
-def _body(source: AdapterSource, error: ModelswapError | TimeoutError) -> ErrorBody:
-    if isinstance(error, ModelswapError):
-        return error.body()
-    return Unavailable(f"adapter {source.name} was not read in time", advice="check the volume of its source").body()
 
 
 def _unknown(source: AdapterSource) -> Content:

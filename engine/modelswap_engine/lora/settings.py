@@ -20,6 +20,7 @@ class LoraSettings:
         pod_uid: the pod this runs in, "" outside a cluster.
         load_seconds: how long finding, reading and placing an adapter may take.
         acquire_seconds: how long a request may wait for a slot.
+        drain_seconds: after a base swap that replaced an adapter, when its old content counts as a tombstone.
     """
 
     slots: int = 0
@@ -30,6 +31,7 @@ class LoraSettings:
     pod_uid: str = ""
     load_seconds: float = 300.0
     acquire_seconds: float = 10.0
+    drain_seconds: float = 60.0
 
     @property
     def limits(self) -> Limits:

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic
 from modelswap_engine.protocol.states import SwapState
@@ -47,13 +48,15 @@ class PlanRequest(Message, frozen=True, kw_only=True):
     target: VersionRef
     traffic: Traffic = Traffic()
     loading: Loading = Loading()
+    adapters: AdapterChange = AdapterChange()
 
 
 class Plan(Message, frozen=True, kw_only=True):
     """What a swap would do; computed purely, published as it is.
 
     ``mode`` is the loading mode that was chosen, ``groups`` the number of fusion groups touched, ``bytes_to_fetch``
-    what must travel (0 when the wanted tensors are retained from before), ``refusals`` why it would be refused.
+    what must travel (0 when the wanted tensors are retained from before), ``refusals`` why it would be refused,
+    ``adapters`` which LoRA adapters change with the base.
     """
 
     from_digest: str = ""
@@ -70,6 +73,7 @@ class Plan(Message, frozen=True, kw_only=True):
     memory_available: int = -1
     refusals: list[ErrorBody] = []
     changed_names: list[str] = []
+    adapters: list[str] = []
 
 
 class SwapRequest(Message, frozen=True, kw_only=True):
@@ -80,6 +84,7 @@ class SwapRequest(Message, frozen=True, kw_only=True):
     target: VersionRef
     traffic: Traffic = Traffic()
     loading: Loading = Loading()
+    adapters: AdapterChange = AdapterChange()
 
 
 class RollbackRequest(Message, frozen=True, kw_only=True):
@@ -88,6 +93,7 @@ class RollbackRequest(Message, frozen=True, kw_only=True):
     operation_id: str
     fence: Fence = Fence()
     traffic: Traffic = Traffic()
+    adapters: AdapterChange = AdapterChange()
 
 
 class CancelRequest(Message, frozen=True, kw_only=True):

@@ -5,9 +5,11 @@ port is :class:`Base`: what companions may know of the engine. Neither knows the
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from modelswap_engine.protocol.adapters import AdapterRegistry
+from modelswap_engine.protocol.adapters import AdapterChange, AdapterRegistry
+from modelswap_engine.protocol.errors import Refused
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.swap.records import Record, Registered
 
@@ -39,8 +41,23 @@ class Base(Protocol):
         """Write what has happened to the journal, now or before anything else is written."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What a change of the base would do to what lives on it, in lines for people, and why it would be refused."""
+
+    refusals: tuple[Refused, ...] = ()
+    changes: tuple[str, ...] = ()
+
+
+NO_EFFECT: Final = Effect()
+
+
 class Companion(Protocol):
-    """Whatever lives on the base."""
+    """Whatever lives on the base.
+
+    A swap calls ``assess``, ``stage`` and ``seal`` while the old base serves, and ``settle`` at its end whatever became
+    of it. ``seal`` and ``activate`` are instant.
+    """
 
     def attach(self, base: Base) -> None:
         """Learn which base this is; called once, before anything else."""
@@ -53,6 +70,36 @@ class Companion(Protocol):
 
         Never fails: what cannot be brought back says so in its own state.
         """
+
+    async def assess(self, change: AdapterChange, *, target: str) -> Effect:
+        """Say what a change of the base to ``target`` would do; nothing is touched.
+
+        Raises:
+            BadRequest, Unavailable: it cannot be said.
+        """
+
+    async def adopt(self, change: AdapterChange) -> None:
+        """No base is live: what is asked for is to be restored with the one that is about to be loaded."""
+
+    async def stage(self, operation_id: str, change: AdapterChange, *, target: str) -> None:
+        """Bring what belongs to the new base beside what serves.
+
+        Raises:
+            ModelswapError: it cannot be had.
+        """
+
+    def seal(self) -> None:
+        """The base is about to change: the last moment to refuse.
+
+        Raises:
+            Refused: something lives here that cannot live on the new base.
+        """
+
+    def activate(self, digest: str) -> None:
+        """This base serves from now on: what was staged for it, or again what was there before. Never fails."""
+
+    async def settle(self) -> None:
+        """The swap has ended: keep what serves, give the rest back. Never fails."""
 
     async def stop(self) -> None:
         """End what goes on in the background."""
@@ -70,6 +117,25 @@ class Alone:
 
     async def restore(self, digest: str) -> None:
         """Nothing to bring back."""
+
+    async def assess(self, change: AdapterChange, *, target: str) -> Effect:
+        """Nothing is affected."""
+        return NO_EFFECT
+
+    async def adopt(self, change: AdapterChange) -> None:
+        """Nothing to restore."""
+
+    async def stage(self, operation_id: str, change: AdapterChange, *, target: str) -> None:
+        """Nothing to stage."""
+
+    def seal(self) -> None:
+        """Nothing to refuse."""
+
+    def activate(self, digest: str) -> None:
+        """Nothing to switch."""
+
+    async def settle(self) -> None:
+        """Nothing to give back."""
 
     async def stop(self) -> None:
         """Nothing to end."""

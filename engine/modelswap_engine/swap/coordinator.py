@@ -272,7 +272,11 @@ class Coordinator:
         if core.previous is None:
             raise NotFound("no previous version is retained", advice="swap to the wanted version by its source")
         wanted = SwapRequest(
-            operation_id=request.operation_id, fence=request.fence, target=core.previous.ref, traffic=request.traffic
+            operation_id=request.operation_id,
+            fence=request.fence,
+            target=core.previous.ref,
+            traffic=request.traffic,
+            adapters=request.adapters,
         )
         return await self.swap(wanted, if_match=if_match)
 

@@ -328,6 +328,7 @@ class Core:
         self.live, self.previous = version, previous
         for listener in self.listeners:
             listener.activate(version.ref)
+        self.companion.activate(version.digest)
         self.touch()
 
     def accept(self) -> None:

@@ -24,6 +24,7 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.protocol.messages import Plan, PlanRequest, VersionRef
 from modelswap_engine.protocol.policy import LoadingMode, OnTimeout, Traffic, TrafficMode
+from modelswap_engine.swap.companion import NO_EFFECT, Effect
 from modelswap_engine.swap.memory import more_room
 
 MIB: Final = 1 << 20
@@ -77,7 +78,8 @@ class Situation:
     ``previous`` is the digest of the retained version or "", ``reserve`` what staging must leave free, ``side`` what
     changed in the side files from the live to the target version, ``resident`` the tensors that need not be read
     because the engine has received them. ``drifted`` are live tensors that are not what the live version says;
-    ``previous_limit`` is how many bytes a retained version may take, -1 for any.
+    ``previous_limit`` is how many bytes a retained version may take, -1 for any. ``adapters`` is what the change of
+    the base does to the adapters on it.
     """
 
     live: VersionRef
@@ -93,6 +95,7 @@ class Situation:
     resident: frozenset[str] = frozenset()
     drifted: frozenset[str] = frozenset()
     previous_limit: int = -1
+    adapters: Effect = NO_EFFECT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +139,12 @@ def decide(situation: Situation, request: PlanRequest) -> Decision:
         memory_available=situation.memory.room_bytes,
         refusals=[error.body() for error in refused],
         changed_names=sorted({*change.changed, *situation.drifted}),
+        adapters=list(situation.adapters.changes),
     )
     return Decision(
         plan=plan,
         work=work,
-        continuable=not any(item.interrupts for item in situation.side),
+        continuable=not (any(item.interrupts for item in situation.side) or situation.adapters.changes),
         keep_previous=request.loading.keep_previous and _retainable(situation, names),
         refusals=refused,
     )
@@ -209,15 +213,27 @@ def _refusals(
     situation: Situation, request: PlanRequest, change: Diff, *, work: Work, needed: int
 ) -> Iterator[Refused]:
     yield from _pin(request.target.digest, situation.target_manifest.digest)
+    yield from situation.adapters.refusals
     if isinstance(work, Nothing):
         return
     yield from _layout(situation, change)
     yield from _tied(situation)
     continues = request.traffic.mode in (TrafficMode.RECOMPUTE, TrafficMode.FREEZE)
     yield from refusals(situation.side, continues_requests=continues)
+    yield from _adapters(situation) if continues else ()
     yield from _traffic(request.traffic, situation)
     overlap = request.traffic.mode is TrafficMode.OVERLAP
     yield from _memory(situation, work, needed, second=situation.memory.instance_bytes if overlap else 0)
+
+
+def _adapters(situation: Situation) -> Iterator[Refused]:
+    """Requests that would go on with an adapter which is not on the new base any more."""
+    if situation.adapters.changes:
+        yield UnsupportedChange(
+            f"adapters change with the base ({'; '.join(situation.adapters.changes[:_NAMED])}): requests that use them "
+            "cannot go on on the new weights",
+            advice="use a traffic mode that lets them end (Drain, Overlap) or ends them (Abort)",
+        )
 
 
 def _pin(pin: str, digest: str) -> Iterator[Refused]:

@@ -77,6 +77,7 @@ async def _decide(core: Core, request: PlanRequest, version: Version) -> Decisio
             previous=core.previous.digest if core.previous is not None else "",
             memory=core.memory,
             capabilities=capabilities,
+            adapters=await core.companion.assess(request.adapters, target=version.digest),
             reserve=core.settings.memory_reserve,
             resident=version.resolved.held if isinstance(version.resolved, Received) else frozenset(),
             drifted=frozenset(core.drift.names),

@@ -71,6 +71,7 @@ class Transaction:
         else:
             state = await self._rolled_back(error)
         self._leave()
+        await recovery.guarded(core.companion.settle)
         await recovery.guarded(lambda: core.forget(*held, *([self._new.digest] if self._new is not None else [])))
         await core.finish(operation, state, error=error.body() if error is not None else None)
         if self._touched:
@@ -83,7 +84,10 @@ class Transaction:
     async def _forward(self) -> None:
         operation = self._operation
         await self._core.refresh_memory()
-        request = PlanRequest(target=self._request.target, traffic=self._request.traffic, loading=self._request.loading)
+        asked = self._request
+        request = PlanRequest(
+            target=asked.target, traffic=asked.traffic, loading=asked.loading, adapters=asked.adapters
+        )
         async with assess(self._core, request, unless=operation.interrupted) as assessment:
             decision, self._new = assessment.decision, assessment.version
             operation.note(
@@ -94,7 +98,9 @@ class Transaction:
             if decision.refusals:
                 raise decision.refusals[0]
             if isinstance(decision.work, Nothing):
-                # The wanted bytes are live already; only their name may be new.
+                # The wanted bytes are live already; only their name and the adapters on them may be new.
+                await self._core.companion.stage(operation.id, asked.adapters, target=self._new.digest)
+                self._core.companion.seal()
                 self._core.publish(self._new, previous=self._core.previous)
             else:
                 await self._stage(decision, self._new)
@@ -124,6 +130,7 @@ class Transaction:
                 core.settings.stage_seconds,
                 unless=operation.interrupted,
             )
+        await core.companion.stage(operation.id, self._request.adapters, target=new.digest)
         if isinstance(order, Stage):
             await self._unchanged(new)
         await core.engine.prepare(operation.id, new.digest, overlap=self._overlaps)
@@ -159,6 +166,7 @@ class Transaction:
         operation.advance(_S.PAUSING)
         policy = await window.shut(continuable=decision.continuable)
         operation.check()
+        core.companion.seal()
         await core.engine.pause(operation.id)
         operation.check()
         self._touched = True
@@ -178,6 +186,7 @@ class Transaction:
     async def _switch(self, new: Version, old: Version, *, keep: bool) -> None:
         """Overlap: new requests go to the new instance from one moment to the next, and none waits for it."""
         core, operation = self._core, self._operation
+        core.companion.seal()
         self._touched = True
         operation.advance(_S.COMMITTING)
         replies = await core.engine.commit(operation.id, RequestPolicy.OVERLAP)
@@ -210,6 +219,7 @@ class Transaction:
         core, operation = self._core, self._operation
         resolved = await loader.find(core, self._request.target, unless=operation.interrupted)
         operation.advance(_S.FETCHING, header_bytes=resolved.header_bytes)
+        await core.companion.adopt(self._request.adapters)
         self._staged = True
         self._new = await loader.load(
             core,

@@ -356,8 +356,9 @@ async def test_a_new_process_brings_back_what_the_journal_knows(world: World) ->
     world.start()
     await world.clock.run(world.desk.restore("sha256:" + "c" * 64))
     # Other content than was registered is not served under its name, nor one that is bound to another base.
-    assert world.states() == {"a": AdapterState.FAILED}
+    assert world.states() == {"a": AdapterState.FAILED, "other": AdapterState.UNLOADED}
     assert world.desk.status("a").id == loaded.id
+    assert not world.desk.has("other")
     with pytest.raises(StaleRevision):
         await world.load("removed", revision=1)
 
