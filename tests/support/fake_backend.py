@@ -10,7 +10,8 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from pathlib import Path
+
+from msgspec.structs import replace
 
 from modelswap_engine.backends.port import (
     Generate,
@@ -26,18 +27,18 @@ from modelswap_engine.backends.port import (
     TensorRange,
     TokenStream,
 )
-from modelswap_engine.backends.transfer import ReceivedTensor, TransferOrder, TransferReply
+from modelswap_engine.backends.transfer import TransferOrder, TransferReply
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState
 from modelswap_engine.protocol.errors import (
     Internal,
     ManifestMismatch,
     ModelswapError,
-    SourceUnreadable,
     UnsupportedChange,
     WorkerLost,
 )
 from modelswap_engine.protocol.policy import TrafficMode
 from tests.support.fake_source import sha256
+from tests.support.fake_transfers import Outside, refusal
 
 Tensors = dict[str, bytes]
 
@@ -86,6 +87,7 @@ class FakeBackend:
         self.policies: list[RequestPolicy] = []
         self.rates: list[int] = []
         self.lossy: set[str] = set()
+        self.outside = Outside()
         self._clear()
 
     def _clear(self) -> None:
@@ -282,33 +284,18 @@ class FakeBackend:
         )
 
     async def transfer(self, order: TransferOrder, *, timeout: float) -> Sequence[TransferReply]:
-        """Every rank takes in the same; ranges are read from their files."""
+        """Every rank does the same, but for a fault."""
         self.steps.append("transfer")
         self._need(self._alive, "transfer")
         fault = self.faults.pop("transfer", None)
         if fault is Fault.HANG:
             await asyncio.Event().wait()
         await asyncio.sleep(0)
-        if self.inbox is None or self.inbox[0] != order.operation_id:
-            self.inbox = (order.operation_id, {})
-        error, received = None, []
-        try:
-            arrived = {item.name: Path(item.path).read_bytes()[item.offset :][: item.nbytes] for item in order.tensors}
-            self.inbox[1].update(arrived)
-            received = [_received(item, arrived[item.name]) for item in order.tensors]
-        except OSError as failure:
-            error = SourceUnreadable(str(failure))
-        if fault is Fault.ERROR:
-            error = SourceUnreadable("told to fail")
-        return [
-            TransferReply(
-                rank=rank,
-                boot_id=f"boot-{self._boots}",
-                error=error.body() if error is not None else None,
-                received=tuple(received if fault is not Fault.LIE or rank else received[:-1]),
-            )
-            for rank in range(self._size)
-        ]
+        reply = self.outside.carry_out(self, order) if fault is not Fault.ERROR else refusal("told to fail")
+        replies = [replace(reply, rank=rank, boot_id=f"boot-{self._boots}") for rank in range(self._size)]
+        if fault is Fault.LIE:
+            replies[0] = replace(replies[0], received=reply.received[:-1])
+        return replies
 
     def generate(self, request: Generate) -> TokenStream:
         raise AssertionError("the swap generates nothing")
@@ -395,10 +382,6 @@ class FakeBackend:
         if self._alive and not legal:
             state = Counter({"staged": bool(self.staged), "paused": bool(self.paused), "loaded": bool(self.live)})
             self.violations.append(f"{step} is not legal now: {dict(state)}, last steps {self.steps[-6:]}")
-
-
-def _received(item: TensorRange, data: bytes) -> ReceivedTensor:
-    return ReceivedTensor(name=item.name, dtype=item.dtype, shape=item.shape, nbytes=len(data), sha256=sha256(data))
 
 
 def _size(tensors: Tensors) -> int:

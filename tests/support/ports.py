@@ -111,7 +111,7 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
     backend = ScriptedBackend(read=sources.read, token_of=token_of)
     settings = SwapSettings(
         state_dir=folder / "state", pod_uid=POD, served_model_name=MODEL, propagation_seconds=0, probe_seconds=0.2,
-        poll_seconds=0.05, memory_reserve=0, **bounds,
+        poll_seconds=0.05, memory_reserve=0, export_roots=(folder / "out",), **bounds,
     )  # fmt: skip
     host, opener = FakeHost(), FakeOpener()
     desk = AdapterDesk(

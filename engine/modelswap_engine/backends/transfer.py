@@ -24,7 +24,73 @@ class ReceiveFiles(Record, frozen=True, kw_only=True, tag=True):
     loader: str = ""
 
 
-TransferOrder = ReceiveFiles
+class TensorSpec(Record, frozen=True, kw_only=True):
+    """A tensor that somebody announces to send."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class JoinGroup(Record, frozen=True, kw_only=True, tag=True):
+    """Meet others in a process group at an address; a rank joins at ``rank`` plus its own number.
+
+    ``backend`` is ``gloo`` (tensors in host memory) or ``nccl`` (in the device's).
+    """
+
+    group: str
+    address: str
+    port: int
+    rank: int
+    size: int
+    backend: str = "gloo"
+    seconds: float
+
+
+class LeaveGroup(Record, frozen=True, kw_only=True, tag=True):
+    """Leave a process group."""
+
+    group: str
+
+
+class ReceiveBroadcast(Record, frozen=True, kw_only=True, tag=True):
+    """Take tensors into the inbox that a member of a group broadcasts, in this order.
+
+    ``flattened``: they come as the bytes of one tensor, one after the other.
+    """
+
+    operation_id: str
+    group: str
+    tensors: tuple[TensorSpec, ...]
+    root: int = 0
+    flattened: bool = False
+    loader: str = ""
+    seconds: float
+
+
+class SendBroadcast(Record, frozen=True, kw_only=True, tag=True):
+    """Broadcast live tensors, in checkpoint coordinates and in this order, to a group."""
+
+    group: str
+    names: tuple[str, ...]
+    seconds: float
+
+
+class WriteFile(Record, frozen=True, kw_only=True, tag=True):
+    """Write tensors into one new safetensors file at ``path``; a range without a path is live."""
+
+    path: str
+    tensors: tuple[TensorRange, ...]
+
+
+class ReadTensor(Record, frozen=True, kw_only=True, tag=True):
+    """Read the first rows of one live tensor."""
+
+    name: str
+    rows: int
+
+
+TransferOrder = ReceiveFiles | JoinGroup | LeaveGroup | ReceiveBroadcast | SendBroadcast | WriteFile | ReadTensor
 
 
 class ReceivedTensor(Record, frozen=True, kw_only=True):
@@ -37,6 +103,14 @@ class ReceivedTensor(Record, frozen=True, kw_only=True):
     sha256: str
 
 
+class Reading(Record, frozen=True, kw_only=True):
+    """Numbers of a tensor in row-major order, and the shape of what was read."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    numbers: tuple[float, ...]
+
+
 class TransferReply(Record, frozen=True, kw_only=True):
     """What one rank answers; ``error`` None means that it did what was asked."""
 
@@ -44,6 +118,7 @@ class TransferReply(Record, frozen=True, kw_only=True):
     boot_id: str
     error: ErrorBody | None = None
     received: tuple[ReceivedTensor, ...] = ()
+    reading: Reading | None = None
 
 
 class Transfers(Protocol):

@@ -77,6 +77,8 @@ class ServeSettings:
     max_queue: int
     reclaim_seconds: float
     weight_loader: tuple[str, ...]
+    weight_peer: tuple[str, ...]
+    export_root: tuple[Path, ...]
     drain_seconds: float
     propagation_seconds: float
     previous_seconds: float
@@ -204,6 +206,8 @@ def _coordinator(
             pod_uid=settings.pod_uid,
             served_model_name=served_name,
             software=f"modelswap {__version__}",
+            weight_peers=(*SwapSettings.weight_peers, *settings.weight_peer),
+            export_roots=settings.export_root,
             # Outside a cluster nobody probes and nothing routes, so there is nothing to wait for.
             propagation_seconds=settings.propagation_seconds if settings.pod_uid else 0.0,
             probe_seconds=PROBE_SECONDS if settings.pod_uid else 0.0,

@@ -70,6 +70,10 @@ def serve(
     reclaim_seconds: Annotated[
         float, typer.Option(min=0, help="Overlap: end what the old instance still answers after so long.")
     ] = 30.0,
+    weight_peer: Annotated[
+        list[str] | None, typer.Option(help="Network (CIDR) to exchange weights with, besides this host.")
+    ] = None,
+    export_root: Annotated[list[Path] | None, typer.Option(help="Folder below which weights may be saved.")] = None,
     drain_seconds: Annotated[float, typer.Option(min=0, help="SIGTERM: wait so long for requests in flight.")] = 60.0,
     propagation_seconds: Annotated[
         float, typer.Option(min=0, help="In a pod: from not ready until no endpoint routes here any more.")
@@ -108,6 +112,8 @@ def serve(
     settings["allow_root"] = tuple(allow_root or ())
     settings["allowed_subject"] = tuple(allowed_subject or ())
     settings["weight_loader"] = tuple(weight_loader or ())
+    settings["weight_peer"] = tuple(weight_peer or ())
+    settings["export_root"] = tuple(export_root or ())
     run(ServeSettings(**settings))
 
 

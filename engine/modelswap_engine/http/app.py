@@ -16,6 +16,7 @@ from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataPort, DataSettings
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.spool import Spool
+from modelswap_engine.http.transfers import TransferRoutes
 from modelswap_engine.http.updates import UpdateRoutes
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.protocol.errors import BadRequest
@@ -41,8 +42,9 @@ def control_app(
         client_max_size=MAX_BODY_BYTES,
     )
     updates = UpdateRoutes(coordinator=coordinator, spool=spool)
+    transfers = TransferRoutes(coordinator=coordinator)
     health = Health(coordinator=coordinator, metrics=metrics)
-    app.add_routes([*health.routes(), *control.routes(), *updates.routes()])
+    app.add_routes([*health.routes(), *control.routes(), *updates.routes(), *transfers.routes()])
     if adapters is not None:
         app.add_routes(AdapterPort(adapters).routes())
     app.on_shutdown.append(control.close)

@@ -4,7 +4,14 @@ from aiohttp import web
 
 from modelswap_engine.http.bodies import json_response, read_body
 from modelswap_engine.http.spool import Spool
-from modelswap_engine.protocol.updates import AbortUpdate, BeginUpdate, CommitUpdate, DiskPart, SharedPart
+from modelswap_engine.protocol.updates import (
+    AbortUpdate,
+    BeginUpdate,
+    BroadcastPart,
+    CommitUpdate,
+    DiskPart,
+    SharedPart,
+)
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from modelswap_engine.swap.coordinator import Coordinator
 
@@ -32,6 +39,7 @@ class UpdateRoutes:
             web.post(f"{PREFIX}/{{id}}/disk", self.disk),
             web.post(f"{PREFIX}/{{id}}/tensors", self.tensors),
             web.post(f"{PREFIX}/{{id}}/shared", self.shared),
+            web.post(f"{PREFIX}/{{id}}/broadcast", self.broadcast),
             web.post(f"{PREFIX}/{{id}}/commit", self.commit),
             web.post(f"{PREFIX}/{{id}}/abort", self.abort),
         ]
@@ -62,6 +70,11 @@ class UpdateRoutes:
     async def shared(self, request: web.Request) -> web.Response:
         """Add tensors of a shared memory segment."""
         return json_response(await self._parts.shared(request.match_info["id"], await read_body(request, SharedPart)))
+
+    async def broadcast(self, request: web.Request) -> web.Response:
+        """Add tensors that a member of a process group sends while this call waits."""
+        part = await read_body(request, BroadcastPart)
+        return json_response(await self._parts.broadcast(request.match_info["id"], part))
 
     async def commit(self, request: web.Request) -> web.Response:
         """Make all of it live; answers when the swap has ended, with its status."""

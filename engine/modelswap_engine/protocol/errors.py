@@ -7,7 +7,7 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     ├── Refused            the version cannot be served here; nothing was touched        422
     │   ├── InvalidCheckpoint, ManifestMismatch, DigestMismatch, IncompatibleModel,
     │   │   IncompatibleAdapter, UnsupportedAdapter, AdapterLimit,
-    │   │   UnsupportedFormat, SourceNotAllowed, UnsupportedScheme, SourceNotFound,
+    │   │   UnsupportedFormat, SourceNotAllowed, PeerNotAllowed, UnsupportedScheme, SourceNotFound,
     │   │   InsufficientMemory, UnsupportedChange, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
     │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable, PeerFailed,
@@ -148,6 +148,12 @@ class SourceNotAllowed(Refused):
     code = "SourceNotAllowed"
 
 
+class PeerNotAllowed(Refused):
+    """Outside the networks that this engine may exchange weights with."""
+
+    code = "PeerNotAllowed"
+
+
 class UnsupportedScheme(Refused):
     """No source knows this URI scheme."""
 
@@ -235,6 +241,12 @@ class PeerFailed(Unavailable):
     """Another rank of the same model failed; that rank's own answer says why."""
 
     code = "PeerFailed"
+
+
+class GroupFailed(Unavailable):
+    """A process group with somebody outside broke, or did not come about; it is left, and must be made anew."""
+
+    code = "GroupFailed"
 
 
 class DrainTimeout(Unavailable):
@@ -335,6 +347,12 @@ class NotFound(ModelswapError):
 
     code = "NotFound"
     status = 404
+
+
+class UnknownGroup(NotFound):
+    """This engine is in no process group of that name."""
+
+    code = "UnknownGroup"
 
 
 class AdapterNotFound(NotFound):

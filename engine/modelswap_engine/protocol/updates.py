@@ -13,10 +13,15 @@ from modelswap_engine.protocol.policy import Loading, Traffic
 from modelswap_engine.protocol.wire import LONGEST_ID, Message
 
 MOST_PATTERNS: Final = 64
+MOST_MEMBERS: Final = 65_536
 
 Owner = Annotated[str, msgspec.Meta(max_length=LONGEST_ID)]
 Pattern = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_ID)]
+Bound = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE_SECONDS)]
+"""Seconds that a wait for somebody outside may take."""
+
 Extent = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 
@@ -64,6 +69,30 @@ class SharedPart(Message, frozen=True, kw_only=True):
     owner: Owner = ""
     tensors: list[SharedTensor]
     loader: str = ""
+
+
+class Announced(Message, frozen=True, kw_only=True):
+    """A tensor that somebody is going to broadcast."""
+
+    name: str
+    dtype: str
+    shape: Annotated[list[Extent], msgspec.Meta(max_length=32)]
+
+
+class BroadcastPart(Message, frozen=True, kw_only=True):
+    """``POST /updates/{id}/broadcast``: tensors that the member ``root`` of a group broadcasts in this order.
+
+    No ``tensors`` means all that the engine reads, sorted by name: what another engine sends. ``flattened`` means that
+    they come as the bytes of one tensor.
+    """
+
+    group: GroupName
+    owner: Owner = ""
+    tensors: list[Announced] = []
+    root: Annotated[int, msgspec.Meta(ge=0, le=MOST_MEMBERS)] = 0
+    flattened: bool = False
+    loader: str = ""
+    seconds: Bound = 300.0
 
 
 class CommitUpdate(Message, frozen=True, kw_only=True):

@@ -95,7 +95,7 @@ class FileSource:
         return kept
 
     def _directory(self, uri: str, roots: Sequence[Path]) -> Path:
-        path = _path_of(uri)
+        path = path_of(uri)
         try:
             directory = path.resolve()
         except (RuntimeError, OSError):
@@ -117,7 +117,12 @@ class FileSource:
         return directory
 
 
-def _path_of(uri: str) -> Path:
+def path_of(uri: str) -> Path:
+    """Return the path that a ``file:`` URI means; links are not followed.
+
+    Raises:
+        SourceNotAllowed: not such a URI.
+    """
     try:
         parts = urlsplit(uri)
         path = unquote(parts.path, errors="strict")

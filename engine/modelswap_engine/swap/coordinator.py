@@ -43,12 +43,14 @@ from modelswap_engine.swap.clock import Clock, Offload, OneThread
 from modelswap_engine.swap.companion import Alone, Companion
 from modelswap_engine.swap.core import Core, Resolver
 from modelswap_engine.swap.exchange import Exchange
+from modelswap_engine.swap.export import Export
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.listener import VersionListener
 from modelswap_engine.swap.memory import MemoryProbe
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.parts import Parts
+from modelswap_engine.swap.peers import Peers
 from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.supervisor import Supervisor
@@ -76,6 +78,7 @@ class Coordinator:
     Attributes:
         updates: weight updates by a trainer: begin, commit, abort.
         parts: what fills them.
+        export: weights that leave: to process groups, to folders.
     """
 
     def __init__(
@@ -112,6 +115,9 @@ class Coordinator:
         self.updates = Updates(self._core, assignment=lambda: self._assignment())
         exchange = Exchange(self._core, transfers=transfers)
         self.parts = Parts(self._core, updates=self.updates, exchange=exchange)
+        self.export = Export(
+            self._core, exchange=exchange, peers=Peers(settings.weight_peers), roots=settings.export_roots
+        )
         starting = NotReady("the engine is starting", advice="try another replica", details={"retryAfterSeconds": "1"})
         self._core.unpublish("Starting", starting.body())
 

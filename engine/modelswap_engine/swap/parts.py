@@ -1,4 +1,4 @@
-"""What an open weight update is filled with: tensors of a checkpoint, of a body, of shared memory.
+"""What an open weight update is filled with: tensors of a checkpoint, a body, shared memory, a process group.
 
 A part is checked against the running model before its bytes move, and again as the engine reports it. A part that fails
 leaves the update as it was.
@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.backends.transfer import ReceiveFiles
+from modelswap_engine.backends.transfer import ReceiveBroadcast, ReceiveFiles, TensorSpec
 from modelswap_engine.checkpoint.layout import Reader
 from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.checkpoint.rules import check_tensor_name, expected_nbytes, is_hash
 from modelswap_engine.protocol.engine_state import UpdateState
 from modelswap_engine.protocol.errors import BadRequest
-from modelswap_engine.protocol.updates import DiskPart, SharedPart, SharedTensor
+from modelswap_engine.protocol.updates import BroadcastPart, DiskPart, SharedPart, SharedTensor
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.exchange import Exchange
+from modelswap_engine.swap.export import sent_names
 from modelswap_engine.swap.open_update import OpenUpdate, check_fit
 from modelswap_engine.swap.updates import Updates
 
@@ -85,7 +86,7 @@ class Parts:
         """
         async with self._updates.turn(update_id, owner) as update:
             ranges = await self._core.offload(partial(_ranges_in, file))
-            return await self._receive(update, ranges, loader=loader, source="tensor")
+            return await self._receive_files(update, ranges, loader=loader, source="tensor")
 
     async def shared(self, update_id: str, part: SharedPart) -> UpdateState:
         """Add tensors that lie in a segment of shared memory of this host.
@@ -105,17 +106,50 @@ class Parts:
                     advice="send the name as shm_open takes it, without a slash",
                 )
             ranges = tuple(_range_in_segment(path, tensor) for tensor in part.tensors)
-            return await self._receive(update, ranges, loader=part.loader, source="ipc")
+            return await self._receive_files(update, ranges, loader=part.loader, source="ipc")
 
-    async def _receive(
+    async def broadcast(self, update_id: str, part: BroadcastPart) -> UpdateState:
+        """Add tensors that a member of a process group broadcasts while this call waits.
+
+        Raises:
+            UnknownGroup: the engine is in no such group.
+            GroupFailed: the sender is gone, sends something else, or took too long; the group is left.
+            IncompatibleModel: an announced tensor does not fit the running model.
+            ModelswapError: of the update (:meth:`Updates.turn`) or of the engine.
+        """
+        async with self._updates.turn(update_id, part.owner) as update:
+            specs = tuple(TensorSpec(name=t.name, dtype=t.dtype, shape=tuple(t.shape)) for t in part.tensors)
+            order = ReceiveBroadcast(
+                operation_id=update.id,
+                group=part.group,
+                tensors=specs or self._all(update),
+                root=part.root,
+                flattened=part.flattened,
+                loader=part.loader,
+                seconds=part.seconds,
+            )
+            return await self._receive(update, order, seconds=part.seconds, source="distributed")
+
+    def _all(self, update: OpenUpdate) -> tuple[TensorSpec, ...]:
+        entries = update.manifest.by_name
+        names = sent_names(update.manifest, self._core.engine.groups())
+        return tuple(TensorSpec(name=name, dtype=entries[name].dtype, shape=entries[name].shape) for name in names)
+
+    async def _receive_files(
         self, update: OpenUpdate, ranges: tuple[TensorRange, ...], *, loader: str, source: str
     ) -> UpdateState:
-        if not loader:
-            for item in ranges:
-                check_fit(update.manifest, item.name, item.dtype, item.shape)
         order = ReceiveFiles(operation_id=update.id, tensors=ranges, loader=loader)
-        await self._exchange.make_room(update, sum(item.nbytes for item in ranges))
-        received = await self._exchange.receive(order, seconds=self._core.settings.stage_seconds, unless=update.gone)
+        return await self._receive(update, order, seconds=self._core.settings.stage_seconds, source=source)
+
+    async def _receive(
+        self, update: OpenUpdate, order: ReceiveFiles | ReceiveBroadcast, *, seconds: float, source: str
+    ) -> UpdateState:
+        if not order.loader:
+            for item in order.tensors:
+                check_fit(update.manifest, item.name, item.dtype, item.shape)
+        sizes = (expected_nbytes(t.dtype, t.shape, file=source, tensor=t.name) for t in order.tensors)
+        await self._exchange.make_room(update, sum(sizes))
+        received = await self._exchange.receive(order, seconds=seconds, unless=update.gone)
         for tensor in received:
             check_fit(update.manifest, tensor.name, tensor.dtype, tensor.shape)
         update.take_received(received, source=source)

@@ -39,6 +39,8 @@ class SwapSettings:
         repair_attempts: how often damaged live tensors are loaded again before the engine is quarantined; 0 for never.
         debug_checks: allow remembering live hashes and comparing with them.
         growth: when a cold restart is advised.
+        weight_peers: networks (CIDR) that weights may be exchanged with in process groups.
+        export_roots: folders below which checkpoints may be written.
     """
 
     state_dir: Path
@@ -67,3 +69,5 @@ class SwapSettings:
     repair_attempts: int = 5
     debug_checks: bool = False
     growth: GrowthLimits = field(default_factory=GrowthLimits)
+    weight_peers: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    export_roots: tuple[Path, ...] = ()

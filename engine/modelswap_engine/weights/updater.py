@@ -14,7 +14,8 @@ import torch
 
 from modelswap_engine.backends.port import RuntimeHash, Stage, StageRetained, TensorRange
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, NotFound
-from modelswap_engine.weights.hashing import restore_dtype, sha256_of
+from modelswap_engine.weights.export.view import CheckpointView
+from modelswap_engine.weights.hashing import sha256_of
 from modelswap_engine.weights.live import LiveTable, storages
 from modelswap_engine.weights.mapping import Group, Loader, fuse
 from modelswap_engine.weights.pace import Pace
@@ -167,24 +168,17 @@ class WeightUpdater:
     def _fetch(self, operation_id: str, wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
         if wanted.path:
             return read_tensor(wanted, pace=pace, place=self._place)
-        held = self.inbox.take(operation_id, wanted.name) or self._from_live(wanted)
+        held = self.inbox.take(operation_id, wanted.name)
+        if held is None:  # the part of a fused parameter that nobody sent
+            tensor = self.view().tensor(wanted.name)
+            held = Held(tensor, sha256_of(tensor, self._place))
         check_hash(wanted, held.sha256)
-        return held.tensor
-
-    def _from_live(self, wanted: TensorRange) -> Held:
-        """Have a checkpoint tensor back from the live ones: the part of a fused parameter that nobody sent."""
-        part = next(part for part in self._home[wanted.name].parts if wanted.name in part.sources)
-        live = {target: self._table.slot_of(target).tensor for target in part.targets}
         with self._place.beside():
-            exported = self._loader.export(part, live).get(wanted.name)
-            original = restore_dtype(exported, dtype_of(wanted)) if exported is not None else None
-        if original is None or tuple(original.shape) != wanted.shape:  # converted beyond return, or a slice of it
-            raise IncompatibleModel(
-                f"tensor {wanted.name} is fused with what was sent, was not sent, and is not in memory as it was",
-                advice="send whole fusion groups, as the layout lists them",
-                details={"tensor": wanted.name},
-            )
-        return Held(original, sha256_of(original, self._place))
+            return held.tensor.to(self._place.device)
+
+    def view(self) -> CheckpointView:
+        """Return the live tensors of this moment as checkpoint tensors; safe beside a commit."""
+        return CheckpointView(self._loader, self._home, self._shapes, self.snapshot().tensors, place=self._place)
 
     def stage_retained(self, order: StageRetained) -> Staged:
         """Stage the retained previous version; nothing is read.

@@ -14,12 +14,15 @@ from modelswap_engine.protocol.version import CONTROL_PREFIX
 from tests.support.ports import open_ports
 
 POSTS = ["/adapters", "/plan", "/swaps", "/rollback", "/check", "/release", "/pause", "/resume", "/swaps/x/cancel"]
-POSTS += ["/updates", *(f"/updates/op/{call}" for call in ("disk", "tensors", "shared", "commit", "abort"))]
+PARTS = ["disk", "tensors", "shared", "broadcast", "commit", "abort"]
+POSTS += ["/updates", *(f"/updates/op/{part}" for part in PARTS)]
+POSTS += ["/groups", "/groups/x/leave", "/groups/x/send", "/export/read", "/export/save"]
 KEYS = [
     "operationId", "fence", "podUid", "ownerUid", "epoch", "revision", "target", "uri", "version", "digest", "traffic",
     "source", "name", "baseDigest", "pinned", "drainTimeoutSeconds",
     "mode", "timeoutSeconds", "onTimeout", "loading", "verify", "keepPrevious", "leaseId", "seconds", "pattern",
     "updateId", "owner", "names", "segment", "tensors", "name", "dtype", "shape", "offset", "sha256", "loader",
+    "group", "address", "port", "rank", "size", "backend", "root", "flattened", "shardBytes", "rows",
 ]  # fmt: skip
 VALUES = [
     "",

@@ -33,8 +33,14 @@ ROUTES = [
     ("POST", "/updates/u/disk"),
     ("POST", "/updates/u/tensors"),
     ("POST", "/updates/u/shared"),
+    ("POST", "/updates/u/broadcast"),
     ("POST", "/updates/u/commit"),
     ("POST", "/updates/u/abort"),
+    ("POST", "/groups"),
+    ("POST", "/groups/g/leave"),
+    ("POST", "/groups/g/send"),
+    ("POST", "/export/read"),
+    ("POST", "/export/save"),
     ("GET", "/nothing"),
 ]
 

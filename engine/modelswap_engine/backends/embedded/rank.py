@@ -17,6 +17,7 @@ from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.lease import PauseLease
 from modelswap_engine.backends.embedded.model import LoadedModel, memory_of
 from modelswap_engine.backends.embedded.overlap import Overlap
+from modelswap_engine.backends.embedded.rank_transfers import RankTransfers
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.staging import Staging
 from modelswap_engine.backends.port import (
@@ -30,13 +31,10 @@ from modelswap_engine.backends.port import (
     StageRetained,
     Tokens,
 )
-from modelswap_engine.backends.transfer import TransferOrder, TransferReply
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import Busy, Cancelled, DeviceUnavailable, Internal, NotReady
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.place import HOST, Place
-from modelswap_engine.weights.transfer.loaders import WeightLoaders
-from modelswap_engine.weights.transfer.receiver import WeightReceiver
 from modelswap_engine.weights.version import Method, Staged
 
 _RETRY: Final = 0.1
@@ -77,8 +75,8 @@ class Rank:
         self._unproven = False
         self._policy = RequestPolicy.NONE_RUNNING
         self._staging = Staging(bytes_per_second=settings.stage_bytes_per_second, niceness=settings.stage_niceness)
-        self._receiver = WeightReceiver(
-            get_inbox=lambda: self._loaded().updater.inbox, loaders=WeightLoaders(settings.weight_loaders)
+        self.transfers = RankTransfers(
+            number=number, boot_id=boot_id, get_updater=lambda: self._loaded().updater, loaders=settings.weight_loaders
         )
 
     # Control calls. The lock is there for the one other thread that acts: an expiring pause.
@@ -456,11 +454,6 @@ class Rank:
         pace.spend(0)
         self._faults.hit("hashes")
         return model.hashes(pattern, pace=pace)
-
-    def transfer(self, order: TransferOrder, *, pace: Pace) -> TransferReply:
-        """Take weights in or give them out, beside everything else, until ``pace`` is cancelled."""
-        received = self._receiver.receive_files(order, pace=pace)
-        return TransferReply(rank=self.number, boot_id=self.boot_id, received=received)
 
     def memory(self) -> MemoryState:
         """Say where the memory is."""

@@ -50,7 +50,7 @@ class Transfers:
             call, pace = self._orders.get()
             try:
                 pace.spend(0)
-                reply = self._rank.transfer(call.order, pace=pace)
+                reply = self._rank.transfers.carry_out(call.order, pace=pace)
             except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
                 reply = TransferReply(rank=self._rank.number, boot_id=self._rank.boot_id, error=self._describe(error))
             del self._running[call.call]

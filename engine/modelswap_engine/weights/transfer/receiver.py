@@ -10,12 +10,14 @@ from typing import Final
 
 import torch
 
-from modelswap_engine.backends.transfer import ReceivedTensor, ReceiveFiles
-from modelswap_engine.protocol.errors import UnsupportedFormat
+from modelswap_engine.backends.transfer import ReceiveBroadcast, ReceivedTensor, ReceiveFiles
+from modelswap_engine.protocol.errors import ModelswapError, UnsupportedFormat
 from modelswap_engine.weights.finite import check_finite, not_finite
 from modelswap_engine.weights.hashing import sha256_of
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.reader import DTYPES, check_hash, copy_tensor
+from modelswap_engine.weights.transfer.buckets import empty_tensors, unflatten
+from modelswap_engine.weights.transfer.groups import Groups
 from modelswap_engine.weights.transfer.inbox import Inbox
 from modelswap_engine.weights.transfer.loaders import WeightLoaders, converted
 
@@ -31,10 +33,12 @@ class WeightReceiver:
     Attributes:
         get_inbox: returns the inbox of the model that is loaded now.
         loaders: the custom loaders that may be used.
+        groups: the process groups that somebody may send through.
     """
 
     get_inbox: Callable[[], Inbox]
     loaders: WeightLoaders
+    groups: Groups
 
     def receive_files(self, order: ReceiveFiles, *, pace: Pace) -> tuple[ReceivedTensor, ...]:
         """Copy tensors out of files; a file may be a segment of shared memory.
@@ -54,6 +58,31 @@ class WeightReceiver:
                 yield wanted.name, copied.tensor, copied.sha256
 
         return self._keep(order.operation_id, arrivals(), loader=order.loader)
+
+    def receive_broadcast(self, order: ReceiveBroadcast, *, pace: Pace) -> tuple[ReceivedTensor, ...]:
+        """Take tensors that a member of a group broadcasts; a group that fails at it is left.
+
+        Raises:
+            UnknownGroup: this engine is in no such group.
+            GroupFailed: the sender is gone, sends something else, or took too long.
+            UnknownLoader: the named loader is not allowed.
+            ChecksFailed: a value is not finite.
+        """
+        self.loaders.find(order.loader)  # before anybody waits for it
+        group = self.groups.find(order.group)
+        tensors = empty_tensors(order.tensors, device=group.device)
+        size = sum(tensor.nbytes for tensor in tensors)
+        bucket = torch.empty(size, dtype=torch.uint8, device=group.device) if order.flattened else None
+        carried = tensors if bucket is None else [bucket]
+        try:
+            group.broadcast(carried, root=order.root, seconds=order.seconds, pace=pace)
+        except ModelswapError:
+            self.groups.discard(order.group)
+            raise
+        if bucket is not None:
+            unflatten(bucket, tensors)
+        arrivals = (_finite(spec.name, tensor) for spec, tensor in zip(order.tensors, tensors, strict=True))
+        return self._keep(order.operation_id, arrivals, loader=order.loader)
 
     def _keep(self, operation_id: str, arrivals: Iterable[Arrival], *, loader: str) -> tuple[ReceivedTensor, ...]:
         convert = self.loaders.find(loader)
