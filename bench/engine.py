@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -22,8 +22,8 @@ from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import from_body
 
 SETTINGS = EmbeddedSettings(page_size=32, num_blocks=64, max_batch_tokens=128)
-UNTHROTTLED = msgspec.structs.replace(SETTINGS, stage_bytes_per_second=0, stage_niceness=0)
-"""For what staging can do at best; in service it gives way to decoding."""
+UNTHROTTLED = msgspec.structs.replace(SETTINGS, stage_bytes_per_second=0, stage_niceness=0, trial_tokens=0)
+"""For what staging can do at best; in service it gives way to decoding, and is tried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,19 @@ class BenchEngine:
         _accepted(await self._backend.release(operation, previous=False))
         return reply.fetched_bytes / reply.seconds
 
+    async def decode_beside(self, tensors: Iterable[TensorRange], *, seconds: float) -> tuple[float, float]:
+        """Return tokens per second of one request alone, and while tensors are staged again and again."""
+        chosen = tuple(tensors)
+        async with self.busy() as arrivals:
+            alone = await _rate(arrivals, asyncio.sleep(seconds))
+            beside = await _rate(arrivals, self._stage_for(chosen, seconds))
+        return alone, beside
+
+    async def _stage_for(self, tensors: tuple[TensorRange, ...], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            await self.stage_speed(tensors)
+
     async def check_speed(self) -> float:
         """Hash all live tensors again; return bytes per second, as the worker measured it."""
         found = await self._backend.hashes("*")
@@ -170,6 +183,12 @@ async def running(
         yield engine, time.monotonic() - started
     finally:
         await backend.stop()
+
+
+async def _rate(arrivals: list[float], meanwhile: Coroutine[None, None, None]) -> float:
+    begun, started = len(arrivals), time.monotonic()
+    await meanwhile
+    return (len(arrivals) - begun) / (time.monotonic() - started)
 
 
 def _digest(name: str) -> str:

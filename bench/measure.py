@@ -18,6 +18,7 @@ from bench.raw import RawSpeed, raw_speed
 
 Measurement = Literal["swap", "alternatives", "memory", "staging", "check"]
 MEASUREMENTS: Final[tuple[Measurement, ...]] = ("swap", "alternatives", "memory", "staging", "check")
+_DECODE_SECONDS: Final = 10.0
 _SPEEDS: Final = frozenset({"staging", "check"})
 CHANGED: Final = (1, 4, 12, 64, 256)
 Report = Callable[[str], None]
@@ -66,11 +67,14 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class SpeedRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Bytes per second with nothing else running: the product's, and what the machine can do at best (``raw``).
 
-    0 where it was not asked for.
+    ``decode_alone`` and ``decode_beside`` are tokens per second of one request: without, and beside staging as it is
+    throttled in service. 0 where it was not asked for.
     """
 
     staging: float = 0.0
     check: float = 0.0
+    decode_alone: float = 0.0
+    decode_beside: float = 0.0
     raw: RawSpeed
 
 
@@ -124,7 +128,14 @@ async def _speed(model: BenchModel, wanted: Collection[Measurement], repeats: in
         read=max(one.read for one in raw),
         copy=max(one.copy for one in raw),
     )
-    return SpeedRow(staging=staging, check=check, raw=best)
+    alone, beside = await _decoding(model, report) if "staging" in wanted else (0.0, 0.0)
+    return SpeedRow(staging=staging, check=check, decode_alone=alone, decode_beside=beside, raw=best)
+
+
+async def _decoding(model: BenchModel, report: Report) -> tuple[float, float]:
+    report("starting an engine that gives way, and decoding without and beside staging")
+    async with running(model) as (engine, _):
+        return await engine.decode_beside(model.base.values(), seconds=_DECODE_SECONDS)
 
 
 async def _swaps(engine: BenchEngine, repeats: int, report: Report) -> list[SwapRow]:

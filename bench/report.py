@@ -28,6 +28,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         stop_latency_to_token_gap: by how much of the usual wait for a token a pause delays it, in the largest model.
         reload_to_diff, restart_to_diff: time of the alternatives by that of the diff, in the largest model.
         staging_to_bound: speed of staging by the lower of SHA-256 on all cores and reading, in the largest model.
+        decode_beside_staging: tokens per second beside staging by those without, in the largest model.
         check_to_sha256: speed of hashing live tensors by that of SHA-256 on all cores, in the largest model.
         outage_restart_to_pause: seconds without service by a restart, by the seconds that the diff paused.
     """
@@ -42,6 +43,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     outage_restart_to_pause: float | None = None
     staging_to_bound: float | None = None
     check_to_sha256: float | None = None
+    decode_beside_staging: float | None = None
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit:
@@ -80,6 +82,7 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
         found = msgspec.structs.replace(
             found,
             staging_to_bound=speed.staging / speed.raw.bound if speed.staging else None,
+            decode_beside_staging=speed.decode_beside / speed.decode_alone if speed.decode_alone else None,
             check_to_sha256=speed.check / speed.raw.sha256 if speed.check else None,
         )
     windows = _windows(ordered)
@@ -120,13 +123,20 @@ def tables(results: Sequence[ModelResult]) -> Iterator[Table]:
 
 def _speed_table(results: Sequence[ModelResult]) -> Table:
     table = _table(
-        "Speeds with nothing else running (GB/s)", "model", "cores", "SHA-256", "read", "copy", "staging", "check"
-    )
+        "Speeds with nothing else running (GB/s), and of decoding without and beside staging (tokens/s)",
+        "model", "cores", "SHA-256", "read", "copy", "staging", "check", "decoding", "beside",
+    )  # fmt: skip
     for result in results:
         if (row := result.speed) is None:
             continue
         figures = (row.raw.sha256, row.raw.read, row.raw.copy, row.staging, row.check)
-        table.add_row(_gigabytes(result.nbytes), str(row.raw.cores), *(f"{figure / 1e9:.2f}" for figure in figures))
+        table.add_row(
+            _gigabytes(result.nbytes),
+            str(row.raw.cores),
+            *(f"{figure / 1e9:.2f}" for figure in figures),
+            f"{row.decode_alone:.1f}",
+            f"{row.decode_beside:.1f}",
+        )
     return table
 
 
@@ -197,6 +207,8 @@ def lines(found: Ratios) -> Iterator[str]:
         yield f"whole swap: {found.swap_seconds_per_changed_gigabyte:.1f} s for each GB that changed (largest model)"
     if found.staging_to_bound is not None:
         yield f"staging: {100 * found.staging_to_bound:.0f} % of the lower of SHA-256 on all cores and reading"
+    if found.decode_beside_staging is not None:
+        yield f"decoding beside staging: {100 * found.decode_beside_staging:.0f} % of its speed without"
     if found.check_to_sha256 is not None:
         yield f"hashing live tensors: {100 * found.check_to_sha256:.0f} % of SHA-256 on all cores"
     if found.reload_to_diff is not None:

@@ -26,7 +26,6 @@ NOT_YET = "not yet supported in this release: "
             ({"rollout": {"canary": {name: 5}}}, f"spec.rollout.canary.{name}", f"{NOT_YET}rollout.canary.{name} other")
             for name in ("soakSeconds", "minRequests", "maxErrorPercent")
         ),
-        ({"checks": {"prompts": [{"prompt": "Hello"}]}}, "spec.checks.prompts", f"{NOT_YET}checks.prompts"),
         (
             {"adapters": {"onIncompatible": "Unload"}},
             "spec.adapters.onIncompatible",
@@ -110,6 +109,7 @@ def test_malformed_fields_are_named(namespace: Namespace, spec: dict[str, Any], 
         ),
         {"loading": {"mode": "Diff", "verify": "Strict", "keepPrevious": False}},
         {"loading": {"mode": "Full"}},
+        {"checks": {"prompts": [{"prompt": "Hello"}, {"prompt": "2 + 2 =", "maxLogprobDelta": "0.05"}]}},
         {"checks": {"prompts": []}, "prefetch": [], "adapters": {"onIncompatible": "Block"}, "weights": "Managed"},
         {"recovery": {"engineRestart": "Allowed"}},
         {"revisionHistoryLimit": 0, "suspend": True},

@@ -97,6 +97,18 @@ async def test_the_live_bytes_are_the_files_and_rollback_reads_nothing(served: S
     assert live_hashes(served) == file_hashes(pair / "v1")
 
 
+async def test_a_version_is_tried_with_prompts_before_it_answers(served: Served, pair: Path) -> None:
+    asked = ("swap", "--source", str(pair / "v2"), "--version", "1.1", "-o", "json", "--check-prompt", "hello")
+    done = await asyncio.to_thread(served.command, *asked, "--max-logprob-delta", "0.5")
+    assert done.code == 1, done.out
+    status = json.loads(done.out)
+    assert (status["state"], status["error"]["code"], status["pauseSeconds"]) == ("Aborted", "ChecksFailed", None)
+    assert live_hashes(served) == file_hashes(pair / "v1")
+    done = await asyncio.to_thread(served.command, *asked, "--max-logprob-delta", "1000")
+    assert done.code == 0, done.out + done.err
+    assert live_hashes(served) == file_hashes(pair / "v2")
+
+
 def spoil(pair: Path, folder: Path) -> dict[str, tuple[Path, list[str], str]]:
     """Return bad versions: folder, more options, and the reason that must be given."""
     from tests.support import models

@@ -27,6 +27,7 @@ from tests.support.serve import Served
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(7200)]
 
+QUESTIONS = [f"Question {number}: what is the capital of France?" for number in range(32)]
 _POINTS = ("stage", "prepare", "pause", "commit", "midway", "verify")
 
 
@@ -127,7 +128,10 @@ async def test_nobody_notices_and_nothing_grows(
     worker = served.worker_pid()
     swaps = Swaps(served, versions, draw)
     front, resident = psutil.Process(served.pid), list[tuple[int, int]]()
-    async with load_on(served.data_url, streams=3, max_tokens=12) as load:
+    # The same prompts again and again: a tokenizer remembers ten thousand texts, and a stale prefix would show.
+    async with load_on(
+        served.data_url, streams=3, max_tokens=12, prompts=lambda number: QUESTIONS[number % 32]
+    ) as load:
         await load.served_more(3)
         for _ in range(count):
             await asyncio.to_thread(swaps.one)

@@ -4,10 +4,11 @@ The clients are the demo's. Refuses to believe what an answer says of itself, an
 """
 
 import asyncio
+from collections.abc import Callable
 
 from demo.answers import Answer, Classifier, mixed_by_digest
 from demo.asking import Question, ask_once
-from demo.load import Load
+from demo.load import Load, country_prompts
 
 
 def makers(answer: Answer) -> set[str]:
@@ -26,9 +27,18 @@ def two_makers(answer: Answer) -> bool:
     return len(makers(answer)) > 1 or mixed_by_digest(answer)
 
 
-def load_on(url: str, *, streams: int = 4, max_tokens: int = 48, mixed: Classifier = two_makers) -> Load:
+def load_on(
+    url: str,
+    *,
+    streams: int = 4,
+    max_tokens: int = 48,
+    mixed: Classifier = two_makers,
+    prompts: Callable[[int], str] = country_prompts,
+) -> Load:
     """Return clients that keep asking; answers have their full length."""
-    return Load(url, model="tiny", streams=streams, max_tokens=max_tokens, mixed=mixed, ignore_eos=True)
+    return Load(
+        url, model="tiny", streams=streams, max_tokens=max_tokens, prompts=prompts, mixed=mixed, ignore_eos=True
+    )
 
 
 def asking(url: str, *, tokens: int, begun: asyncio.Event | None = None) -> asyncio.Task[Answer]:

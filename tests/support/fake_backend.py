@@ -18,6 +18,7 @@ from modelswap_engine.backends.port import (
     Hashes,
     Layout,
     Load,
+    PromptTrial,
     RankState,
     Reply,
     RequestPolicy,
@@ -86,6 +87,7 @@ class FakeBackend:
         self.instance = 0
         self.policies: list[RequestPolicy] = []
         self.rates: list[int] = []
+        self.trials: list[PromptTrial] = []
         self.lossy: set[str] = set()
         self.outside = Outside()
         self._clear()
@@ -179,6 +181,11 @@ class FakeBackend:
 
         fetched = sum(t.nbytes for t in order.tensors) if isinstance(order, Stage) else 0
         return await self._step("stage", order.operation_id, act, fetched_bytes=fetched)
+
+    async def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Sequence[Reply]:
+        self._law(self.staged is not None and self.staged[0] == operation_id and not self.paused, "try_out")
+        self.trials += trials
+        return await self._step("try_out", operation_id, lambda: None)
 
     async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
         self._law(self.staged is not None and self.staged[0] == operation_id, "prepare")

@@ -125,6 +125,7 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
         clock=clock,
         settings=settings,
         listeners=[resources],
+        encode=resources.encode,
         companion=desk,
         memory=Unbounded(),  # type: ignore[arg-type]
         transfers=backend,

@@ -9,7 +9,7 @@ from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
-from modelswap_engine.protocol.policy import Loading, Traffic
+from modelswap_engine.protocol.policy import Checks, Loading, Traffic
 from modelswap_engine.swap.companion import Companion
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
@@ -106,6 +106,7 @@ class World:
             ),
             listeners=[self.listener],
             companion=self.companion(),
+            encode=lambda digest, text: tuple(text.encode()),
             memory=Unbounded(),
             offload=at_once,
             journal_offload=at_once,
@@ -172,6 +173,7 @@ def request(
     traffic: Traffic | None = None,
     loading: Loading | None = None,
     adapters: AdapterChange | None = None,
+    checks: Checks | None = None,
 ) -> SwapRequest:
     return SwapRequest(
         operation_id=operation_id,
@@ -180,6 +182,7 @@ def request(
         traffic=traffic or Traffic(),
         loading=loading or Loading(),
         adapters=adapters or AdapterChange(),
+        checks=checks or Checks(),
     )
 
 

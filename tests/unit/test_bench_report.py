@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.measure import AlternativesRow, ModelResult, SwapRow
+from bench.measure import AlternativesRow, ModelResult, SpeedRow, SwapRow
 from bench.models import changeable, ensure_model, layers_for
+from bench.raw import RawSpeed
 from bench.report import fit, lines, ratios, tables
 from modelswap_engine.checkpoint.build import build_manifest
 
@@ -93,3 +94,19 @@ def test_a_random_model_is_a_valid_checkpoint_with_the_hashes_it_states(
         same = model.base[name]
         assert (changed.nbytes, changed.shape) == (same.nbytes, same.shape)
         assert changed.sha256 != same.sha256
+
+
+def test_speeds_are_held_against_what_the_machine_can_do() -> None:
+    raw = RawSpeed(cores=2, sha256=2e9, read=4e9, copy=8e9)
+    speed = SpeedRow(staging=1.5e9, check=1.8e9, decode_alone=40.0, decode_beside=36.0, raw=raw)
+    found = ratios([ModelResult(nbytes=10**9, layers=2, start_seconds=0.0, speed=speed)])
+    assert found.staging_to_bound == pytest.approx(0.75)
+    assert found.check_to_sha256 == pytest.approx(0.9)
+    assert found.decode_beside_staging == pytest.approx(0.9)
+    said = "\n".join(lines(found))
+    assert "staging: 75 %" in said
+    assert "hashing live tensors: 90 %" in said
+    assert "decoding beside staging: 90 %" in said
+    only = SpeedRow(check=1.8e9, raw=raw)
+    assert ratios([ModelResult(nbytes=10**9, layers=2, start_seconds=0.0, speed=only)]).staging_to_bound is None
+    assert len(list(tables([ModelResult(nbytes=10**9, layers=2, start_seconds=0.0, speed=speed)]))) == 1

@@ -62,3 +62,23 @@ def test_a_source_that_hangs_is_left_behind_but_not_without_end(hang: threading.
     for thread in left:
         thread.join()
     assert staging.run("again", lambda pace: "staged") == "staged"
+
+
+def test_a_thread_gives_way_by_so_much_and_nobody_else_does() -> None:
+    import os
+
+    from modelswap_engine.weights.pace import lower_priority
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    seen: list[int] = []
+
+    def work() -> None:
+        for _ in range(2):
+            lower_priority(4)
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [min(19, before + 4), min(19, before + 8)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -81,6 +81,13 @@ class StageRetained(Record, frozen=True, kw_only=True):
     directory: str
 
 
+class PromptTrial(Record, frozen=True, kw_only=True):
+    """A prompt to try staged weights with; ``max_logprob_delta`` None compares nothing, see ``PromptCheck``."""
+
+    prompt: tuple[int, ...]
+    max_logprob_delta: float | None = None
+
+
 class RequestPolicy(StrEnum):
     """What a commit does with requests that are running in the engine.
 
@@ -246,6 +253,9 @@ class Backend(Protocol):
 
     async def stage(self, order: Stage | StageRetained) -> Sequence[Reply]:
         """Stage beside the live tensors while requests run."""
+
+    async def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Sequence[Reply]:
+        """Run prompts on what is staged, beside the live version; a trial that fails is ``ChecksFailed``."""
 
     async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
         """Promise that commit can no longer fail for want of anything; replies carry the staged digest.

@@ -43,7 +43,16 @@ from modelswap_engine.protocol.messages import (
     SwapStatus,
     VersionRef,
 )
-from modelswap_engine.protocol.policy import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode, VerifyMode
+from modelswap_engine.protocol.policy import (
+    Checks,
+    Loading,
+    LoadingMode,
+    OnTimeout,
+    PromptCheck,
+    Traffic,
+    TrafficMode,
+    VerifyMode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,6 +118,12 @@ def swap(
     keep_previous: Annotated[bool, typer.Option(help="Keep the old tensors for rollback.")] = True,
     adapter: Adapters = None,
     on_incompatible: Incompatible = OnIncompatible.BLOCK,
+    check_prompt: Annotated[
+        list[str] | None, typer.Option(help="Try the version with this before it can answer anybody (repeatable).")
+    ] = None,
+    max_logprob_delta: Annotated[
+        float | None, typer.Option(min=0, help="Largest change of the mean log-probability of an answer to these.")
+    ] = None,
     wait: Wait = True,
     url: Url = _URL,
     token_file: TokenFile = None,
@@ -117,6 +132,8 @@ def swap(
     """Make the engine serve another version."""
     target = VersionRef(version=version, uri=_uri(source), digest=digest)
     adapters = _adapters(adapter, base_digest=digest, on_incompatible=on_incompatible)
+    prompts = [PromptCheck(prompt=text, max_logprob_delta=max_logprob_delta) for text in check_prompt or []]
+    checks = Checks(prompts=prompts)
 
     def decide(fence: Fence) -> SwapRequest:
         return SwapRequest(
@@ -126,6 +143,7 @@ def swap(
             traffic=Traffic(mode=mode, timeout_seconds=timeout, on_timeout=on_timeout),
             loading=Loading(mode=loading, verify=verify, keep_previous=keep_previous),
             adapters=adapters,
+            checks=checks,
         )
 
     _operate(_client(url, token_file), "/swaps", decide, wait=wait, output=output)

@@ -220,6 +220,7 @@ def _coordinator(
             reclaim_seconds=settings.reclaim_seconds,
         ),
         listeners=[resources],
+        encode=resources.encode,
         transfers=backend,
         companion=adapters,
     )

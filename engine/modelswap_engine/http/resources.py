@@ -62,6 +62,14 @@ class VersionResources:
             raise NotReady(f"the tokenizer of {digest or 'the model'} is not loaded yet")
         return model
 
+    def encode(self, digest: str, text: str) -> tuple[int, ...]:
+        """Make the tokens of a text, as a completion's prompt.
+
+        Raises:
+            NotReady: the version has not been prepared.
+        """
+        return self.of(digest).encode(text)
+
     def label(self, digest: str) -> str:
         """Return the human label of a version that has been live, or an empty one."""
         return self._labels.get(digest, "")

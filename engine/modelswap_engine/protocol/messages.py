@@ -11,7 +11,7 @@ import msgspec
 
 from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic
+from modelswap_engine.protocol.policy import Checks, Loading, LoadingMode, Traffic
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.wire import LONGEST_ID, Message
 
@@ -85,6 +85,7 @@ class SwapRequest(Message, frozen=True, kw_only=True):
     traffic: Traffic = Traffic()
     loading: Loading = Loading()
     adapters: AdapterChange = AdapterChange()
+    checks: Checks = Checks()
 
 
 class RollbackRequest(Message, frozen=True, kw_only=True):

@@ -11,6 +11,9 @@ import msgspec
 from modelswap_engine.protocol.wire import Message
 
 LONGEST_DRAIN_SECONDS: Final = 86400
+LONGEST_PROMPT: Final = 16384
+"""Characters of a prompt that is checked."""
+MOST_PROMPTS: Final = 16
 
 
 class TrafficMode(StrEnum):
@@ -57,6 +60,23 @@ class Traffic(Message, frozen=True, kw_only=True):
     timeout_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_SECONDS)] = 60.0
     on_timeout: OnTimeout = OnTimeout.CANCEL_SWAP
     peers_ready: int = 0
+
+
+class PromptCheck(Message, frozen=True, kw_only=True):
+    """A prompt that a new version is tried with before it can answer anybody.
+
+    The live version's answer of a few tokens is what is compared: ``max_logprob_delta`` is the largest allowed change
+    of its mean log-probability per token. Without one it is only looked at that the output is finite.
+    """
+
+    prompt: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_PROMPT)]
+    max_logprob_delta: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class Checks(Message, frozen=True, kw_only=True):
+    """What must hold before a new version is made live. That output is finite is always checked."""
+
+    prompts: Annotated[list[PromptCheck], msgspec.Meta(max_length=MOST_PROMPTS)] = []
 
 
 class Loading(Message, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ from modelswap_engine.swap.exchange import Exchange
 from modelswap_engine.swap.export import Export
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
-from modelswap_engine.swap.listener import VersionListener
+from modelswap_engine.swap.listener import Encode, VersionListener
 from modelswap_engine.swap.memory import MemoryProbe
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.parts import Parts
@@ -73,6 +73,7 @@ class Coordinator:
         memory: tells the container's limits.
         offload: runs calls that block on the disk.
         journal_offload: runs those of the journal, which wait for nothing else.
+        encode: makes tokens of the prompts that a version is tried with; None when nobody can.
         transfers: the engine as a place that takes weights in and gives them out; None when it does not.
 
     Attributes:
@@ -96,6 +97,7 @@ class Coordinator:
         offload: Offload = asyncio.to_thread,
         journal_offload: Offload | None = None,
         transfers: Transfers | None = None,
+        encode: Encode | None = None,
     ) -> None:
         self._core = Core(
             backend=backend,
@@ -105,6 +107,7 @@ class Coordinator:
             clock=clock,
             settings=settings,
             listeners=listeners,
+            encode=encode,
             companion=companion or Alone(),
             memory=memory or MemoryProbe(),
             offload=offload,

@@ -26,7 +26,7 @@ from modelswap_engine.swap.engine import Engine
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.growth import Growth, observe
 from modelswap_engine.swap.journal import Journal
-from modelswap_engine.swap.listener import VersionListener
+from modelswap_engine.swap.listener import Encode, VersionListener
 from modelswap_engine.swap.lock import UpdateLock
 from modelswap_engine.swap.memory import Memory, MemoryProbe
 from modelswap_engine.swap.open_update import OpenUpdate
@@ -88,6 +88,7 @@ class Core:
         clock: Clock,
         settings: SwapSettings,
         listeners: Sequence[VersionListener],
+        encode: Encode | None,
         companion: Companion,
         memory: MemoryProbe,
         offload: Offload,
@@ -100,6 +101,7 @@ class Core:
         self.clock = clock
         self.settings = settings
         self.listeners = tuple(listeners)
+        self.encode = encode
         self.companion = companion
         self.engine = Engine(backend=backend, clock=clock, settings=settings)
         self.lock = UpdateLock(clock=clock)

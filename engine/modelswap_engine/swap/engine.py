@@ -8,7 +8,16 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from modelswap_engine.backends.port import Backend, Hashes, Load, Reply, RequestPolicy, Stage, StageRetained
+from modelswap_engine.backends.port import (
+    Backend,
+    Hashes,
+    Load,
+    PromptTrial,
+    Reply,
+    RequestPolicy,
+    Stage,
+    StageRetained,
+)
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import DigestMismatch, Internal, WorkerLost, from_body
 from modelswap_engine.swap.clock import Clock, within
@@ -57,6 +66,11 @@ class Engine:
         """Stage beside the live tensors; given up when ``unless`` says so, and then ended by :meth:`release`."""
         call, seconds = self._backend.stage(order), self._settings.stage_seconds
         return await self._replies("stage", order.operation_id, call, seconds, unless=unless)
+
+    async def try_out(self, operation_id: str, trials: Sequence[PromptTrial], *, unless: asyncio.Future[None]) -> None:
+        """Run prompts on what is staged; given up when ``unless`` says so."""
+        call, seconds = self._backend.try_out(operation_id, trials), self._settings.stage_seconds
+        await self._replies("try_out", operation_id, call, seconds, unless=unless)
 
     async def prepare(self, operation_id: str, digest: str, *, overlap: bool = False) -> None:
         """Make every rank promise, and agree on what it holds; ``overlap`` brings up a second instance."""

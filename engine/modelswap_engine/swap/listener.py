@@ -1,9 +1,13 @@
 """The port of whatever must change together with the weights: tokenizer, chat template, generation defaults."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from modelswap_engine.protocol.messages import VersionRef
+
+Encode = Callable[[str, str], tuple[int, ...]]
+"""Makes the tokens of a text, by the tokenizer of a version's digest, which was prepared."""
 
 
 class VersionListener(Protocol):

@@ -16,6 +16,7 @@ from modelswap_engine.protocol.policy import TrafficMode, VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap import loader, recovery
 from modelswap_engine.swap.audit import audit
+from modelswap_engine.swap.checks import try_out
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.engine import Replies
 from modelswap_engine.swap.operations import Operation
@@ -133,6 +134,7 @@ class Transaction:
         await core.companion.stage(operation.id, self._request.adapters, target=new.digest)
         if isinstance(order, Stage):
             await self._unchanged(new)
+        await try_out(core, operation, self._request.checks, new.digest, same_tokens=decision.continuable)
         await core.engine.prepare(operation.id, new.digest, overlap=self._overlaps)
         operation.advance(_S.PREPARED)
         operation.check()

@@ -7,8 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
 from modelswap_engine.protocol.errors import Cancelled
+
+_LOWEST: Final = 19
 
 
 class Pace:
@@ -75,5 +78,7 @@ def cores() -> int:
 
 def lower_priority(niceness: int) -> None:
     """Make the calling thread, and no other, give way to the rest of the process (Linux: niceness is per thread)."""
+    thread = threading.get_native_id()
     if niceness:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+        # By so much, not to so much: the whole process may have been started to give way already.
+        os.setpriority(os.PRIO_PROCESS, thread, min(_LOWEST, os.getpriority(os.PRIO_PROCESS, thread) + niceness))

@@ -197,6 +197,17 @@ class WeightUpdater:
         self._staged = Staged(order.operation_id, self._previous, keep_previous=True, retained=True)
         return self._staged
 
+    def staged(self, operation_id: str) -> Staged:
+        """Return what is staged for an operation.
+
+        Raises:
+            NotFound: nothing is.
+        """
+        staged = self._staged
+        if staged is None or staged.operation_id != operation_id:
+            raise NotFound(f"nothing is staged for operation {operation_id}", advice="stage it again")
+        return staged
+
     def prepare(self, operation_id: str, *, method: Method | None = None) -> str:
         """Work out the commit and its inverse; return the staged digest. Afterwards a commit only assigns.
 
@@ -208,9 +219,7 @@ class WeightUpdater:
             NotFound: nothing is staged for the operation.
             IncompatibleModel: a staged tensor does not fit the memory it replaces.
         """
-        staged = self._staged
-        if staged is None or staged.operation_id != operation_id:
-            raise NotFound(f"nothing is staged for operation {operation_id}", advice="stage it again")
+        staged = self.staged(operation_id)
         for name, tensor in staged.version.tensors.items():
             if self._table.check(name, tensor) is not tensor:
                 raise IncompatibleModel(f"staged tensor {name} is not in runtime layout", details={"tensor": name})

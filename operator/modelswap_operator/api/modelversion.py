@@ -8,7 +8,16 @@ from enum import StrEnum
 
 import msgspec
 
-from modelswap_engine.protocol.policy import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode, VerifyMode
+from modelswap_engine.protocol.policy import (
+    Checks,
+    Loading,
+    LoadingMode,
+    OnTimeout,
+    PromptCheck,
+    Traffic,
+    TrafficMode,
+    VerifyMode,
+)
 from modelswap_operator.api.conditions import Condition
 
 
@@ -67,6 +76,31 @@ class LoadingSpec(Value, frozen=True, kw_only=True):
         return Loading(mode=self.mode, verify=self.verify, keep_previous=self.keep_previous)
 
 
+class PromptSpec(Value, frozen=True, kw_only=True):
+    """One prompt that the new weights are tried with; ``max_logprob_delta`` is a decimal, "" compares nothing."""
+
+    prompt: str
+    max_logprob_delta: str = ""
+
+
+class ChecksSpec(Value, frozen=True, kw_only=True):
+    """What must hold before a new version answers anybody."""
+
+    prompts: tuple[PromptSpec, ...] = ()
+
+    def to_wire(self) -> Checks:
+        """Return it as the control port wants it."""
+        return Checks(
+            prompts=[
+                PromptCheck(
+                    prompt=item.prompt,
+                    max_logprob_delta=float(item.max_logprob_delta) if item.max_logprob_delta else None,
+                )
+                for item in self.prompts
+            ]
+        )
+
+
 class ModelVersionSpec(Value, frozen=True, kw_only=True):
     """What the slot must serve."""
 
@@ -76,6 +110,7 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
     rollout: Rollout = Rollout()
     traffic: TrafficSpec = TrafficSpec()
     loading: LoadingSpec = LoadingSpec()
+    checks: ChecksSpec = ChecksSpec()
     revision_history_limit: int = 10
     suspend: bool = False
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
+from modelswap_engine.protocol.policy import Checks
 from modelswap_operator.planning import assignment, failures
 from modelswap_operator.planning.actions import (
     Action,
@@ -179,6 +180,8 @@ def _swap_order(a: Assessment, pod: Pod) -> SwapOrder:
         target=VersionRef(version=desired.version, uri=desired.uri, digest=desired.digest),
         traffic=a.spec.traffic.to_wire(peers_ready=peers),
         loading=a.spec.loading.to_wire(),
+        # On the way back nothing is tried: the version was good, and what it would be compared with is not.
+        checks=a.spec.checks.to_wire() if desired.digest == a.target_digest else Checks(),
     )
     return SwapOrder(pod=pod, request=request, if_match=f'"{state.boot_id}.{state.seq}"')
 

@@ -7,10 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from modelswap_engine.backends.port import Sampling, Stage
+from modelswap_engine.backends.port import PromptTrial, Sampling, Stage
 from modelswap_engine.protocol.errors import BadRequest
 from tests.contract.embedded.conftest import Checkpoints, Engine
-from tests.support.orders import accepted, answer, digest_of, load_order, prompt, ranges, refused, stage_order
+from tests.support.orders import (
+    accepted,
+    answer,
+    collect,
+    digest_of,
+    ids,
+    load_order,
+    prompt,
+    ranges,
+    refused,
+    stage_order,
+)
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="session")]
 
@@ -166,3 +177,21 @@ async def test_requests_that_would_break_a_step_are_refused(engine: Engine) -> N
     # The longest request that is allowed fills the whole cache, and runs.
     longest = prompt("x" * (limit - 5), tokens=5)
     assert len([item async for item in engine.backend.generate(longest)]) == 5
+
+
+async def test_prompts_are_tried_on_what_is_staged_while_the_old_version_answers(
+    engine: Engine, checkpoints: Checkpoints
+) -> None:
+    backend = engine.backend
+    undisturbed = await answer(backend, "meanwhile", tokens=60)
+    order = stage_order(checkpoints.v1, checkpoints.v2, operation_id="tried")
+    accepted(await backend.stage(order))
+    stream = backend.generate(prompt("meanwhile", tokens=60))
+    words = prompt("a prompt").prompt
+    assert refused(await backend.try_out("tried", [PromptTrial(prompt=words, max_logprob_delta=0.5)])) == "ChecksFailed"
+    trials = [PromptTrial(prompt=words), PromptTrial(prompt=words, max_logprob_delta=1e6)]
+    assert accepted(await backend.try_out("tried", trials)).digest == digest_of(checkpoints.v2)
+    assert ids(await collect(stream)) == undisturbed
+    assert refused(await backend.try_out("other", trials)) == "NotFound"
+    accepted(await backend.release("tried", previous=False))
+    assert await engine.holds(checkpoints.v1)

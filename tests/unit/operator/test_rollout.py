@@ -4,7 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from modelswap_engine.protocol.policy import PromptCheck
 from modelswap_engine.protocol.states import SwapState
+from modelswap_operator.api.modelversion import ChecksSpec, PromptSpec
 from modelswap_operator.planning.actions import CancelSwaps, StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.modelversion import POLL_SECONDS, rest
 from modelswap_operator.planning.rollout import allowed
@@ -177,3 +179,16 @@ def test_an_idle_pod_lost_from_sight_holds_up_no_other() -> None:
         world.run_pass()
         world.tick()
     assert world.serving() == ["1.1", "1.0", "1.1"]
+
+
+def test_prompts_are_tried_on_the_way_to_the_target_and_not_on_the_way_back() -> None:
+    checks = ChecksSpec(prompts=(PromptSpec(prompt="Hello", max_logprob_delta="0.05"), PromptSpec(prompt="Hi")))
+    world = World(pods=3)
+    world.settle()
+    world.bump("1.1", checks=checks)
+    world.pods[1].refuses.add("1.1")
+    world.settle()
+    requests = [order.request for action in world.actions(StartSwaps) for order in action.orders]
+    tried = {version: [r.checks.prompts for r in requests if r.target.version == version] for version in ("1.1", "1.0")}
+    wanted = [PromptCheck(prompt="Hello", max_logprob_delta=0.05), PromptCheck(prompt="Hi")]
+    assert tried == {"1.1": [wanted, wanted], "1.0": [[]]}

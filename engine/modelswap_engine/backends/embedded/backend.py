@@ -23,6 +23,7 @@ from modelswap_engine.backends.port import (
     Hashes,
     Layout,
     Load,
+    PromptTrial,
     Reply,
     RequestPolicy,
     Stage,
@@ -181,6 +182,19 @@ class EmbeddedBackend:
                 order=lambda _: wire.CancelStage(operation_id=wanted.operation_id),
                 error=SourceUnreadable,
                 advice="the source hangs or is slow; check its volume, or allow more time (stage_timeout)",
+            ),
+        )
+
+    async def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Sequence[Reply]:
+        """Run prompts on what is staged, beside the live version."""
+        return await self._control(
+            lambda call: wire.TryOutCall(call=call, operation_id=operation_id, trials=tuple(trials)),
+            "trying prompts",
+            timeout=self._settings.stage_timeout,
+            call_off=CallOff(
+                order=lambda _: wire.CancelStage(operation_id=operation_id),
+                error=Cancelled,
+                advice="try fewer or shorter prompts, or allow more time (stage_timeout)",
             ),
         )
 

@@ -3,7 +3,7 @@
 import fnmatch
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -16,8 +16,8 @@ from modelswap_engine.backends.embedded.lora.adapters import Adapters
 from modelswap_engine.backends.embedded.memory import allocator_bytes, resident_bytes
 from modelswap_engine.backends.embedded.overlap import Overlap
 from modelswap_engine.backends.embedded.settings import CommitMethod, EmbeddedSettings
-from modelswap_engine.backends.embedded.trial import check_output, trial_of
-from modelswap_engine.backends.port import Hashes, Load, Tokens
+from modelswap_engine.backends.embedded.trial import check_output, check_prompt, trial_of
+from modelswap_engine.backends.port import Hashes, Load, PromptTrial, Tokens
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.weights.addresses import compiled
 from modelswap_engine.weights.pace import Pace
@@ -72,7 +72,8 @@ class LoadedModel:
             place=place,
         )
         updater.prove()
-        check_output(model, vocabulary=loading.vocabulary_of(model))
+        self._tokens = settings.trial_tokens
+        check_output(model, vocabulary=loading.vocabulary_of(model), tokens=self._tokens)
         self._model = model
         faults.flip = self._flip
         self.adapters = Adapters(model, settings)
@@ -106,10 +107,25 @@ class LoadedModel:
             ChecksFailed: what comes out is not finite.
             InsufficientMemory: the device has no room for the run.
         """
-        if staged.version.tensors:
+        if staged.version.tensors and self._tokens:
             trial = trial_of(self._model, self.updater.would_be(staged.version))
             with self._place.beside():
-                check_output(trial, vocabulary=self.facts.vocabulary)
+                check_output(trial, vocabulary=self.facts.vocabulary, tokens=self._tokens)
+
+    def try_prompts(self, staged: Staged, trials: Sequence[PromptTrial], *, pace: Pace) -> None:
+        """Run prompts on staged tensors, and on the live ones where that is compared.
+
+        Raises:
+            ChecksFailed: a prompt's output is not finite, or has changed by more than is allowed.
+            InsufficientMemory: the device has no room for the run.
+            Cancelled: ``pace`` was cancelled.
+        """
+        live = trial_of(self._model, {})
+        trial = trial_of(self._model, self.updater.would_be(staged.version))
+        for number, item in enumerate(trials, start=1):
+            pace.spend(0)
+            with self._place.beside():
+                check_prompt(trial, live, item, number=number, longest=self.facts.max_tokens)
 
     def _flip(self, name: str) -> None:
         """Damage one live tensor, for a test."""

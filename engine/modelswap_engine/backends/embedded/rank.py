@@ -7,7 +7,7 @@ import functools
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from modelswap_engine.backends.adapters import LoadAdapter
@@ -25,6 +25,7 @@ from modelswap_engine.backends.port import (
     Generate,
     Hashes,
     Load,
+    PromptTrial,
     Reply,
     RequestPolicy,
     Stage,
@@ -152,6 +153,21 @@ class Rank:
             return staged
 
         return self._staging.run(operation_id, body)
+
+    def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Reply:
+        """Run prompts on what is staged, in a thread that gives way to decoding; :meth:`cancel_staging` stops it."""
+        with self._busy:
+            self._faults.hit("try")
+            model = self._loaded()
+            staged = model.updater.staged(operation_id)
+            started = time.perf_counter()
+
+            def body(pace: Pace) -> Staged:
+                model.try_prompts(staged, trials, pace=pace)
+                return staged
+
+            self._staging.run(operation_id, body)
+            return self._reply(operation_id, seconds=time.perf_counter() - started, digest=staged.version.digest)
 
     def cancel_staging(self, operation_id: str) -> None:
         """Stop a staging of this operation that runs or waits for its turn; from any thread."""

@@ -42,6 +42,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         stage_threads: threads that read, hash and re-hash beside decoding; 0 means one per usable core.
         lora_slots: LoRA adapters that one batch can use; 0 means that adapters are not served.
         lora_max_rank: highest rank of an adapter.
+        trial_tokens: length of the prompt that a version is tried with before it can answer; 0 only for measuring.
         stage_bytes_per_second: upper bound of the rate of background staging; 0 means none.
         stage_niceness: how much staging gives way to decoding, 0 to 19.
         weight_loaders: import paths (``package.module:function``) of the custom weight loaders that may be used.
@@ -63,6 +64,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     commit_method: CommitMethod = CommitMethod.AUTO
     stage_threads: int = 0
+    trial_tokens: int = 2
     lora_slots: int = 0
     lora_max_rank: int = 64
     stage_bytes_per_second: int = 512 << 20

@@ -12,9 +12,10 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
+from modelswap_engine.backends.port import PromptTrial
 from modelswap_engine.protocol.errors import ChecksFailed
 
-_PROMPT_TOKENS: Final = 16
+_ANSWER_TOKENS: Final = 8
 _MANAGER: Final = "_cached_continuous_batching_manager"
 
 
@@ -36,19 +37,73 @@ def _is_parameter(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.Parameter)
 
 
-def check_output(model: PreTrainedModel, *, vocabulary: int) -> None:
+def check_output(model: PreTrainedModel, *, vocabulary: int, tokens: int) -> None:
     """Run one short prompt and look at what comes out; no generation loop may be using the model.
+
+    Args:
+        model: what is tried.
+        vocabulary: how many token ids it knows.
+        tokens: length of the prompt; 0 tries nothing.
 
     Raises:
         ChecksFailed: the output holds values that are not finite.
     """
+    if not tokens:
+        return
+    _logits(model, torch.arange(0, vocabulary, max(1, vocabulary // tokens), device=model.device)[:tokens])
+
+
+def check_prompt(
+    trial: PreTrainedModel, live: PreTrainedModel, item: PromptTrial, *, number: int, longest: int
+) -> None:
+    """Run a prompt; where it is to be compared, see how likely the live version's answer is to both.
+
+    Args:
+        trial: the wanted version.
+        live: the version that serves; no generation loop may be using this copy of it.
+        item: the prompt, and by how much the mean log-probability of the answer may change.
+        number: of the prompt, for the message.
+        longest: tokens that prompt and answer may have.
+
+    Raises:
+        ChecksFailed: the output is not finite, or has changed by more than is allowed.
+    """
+    prompt = torch.tensor(item.prompt[: longest - _ANSWER_TOKENS], device=trial.device)
+    if item.max_logprob_delta is None:
+        _logits(trial, prompt)
+        return
+    answered = _answered(live, prompt)
+    change = abs(_mean_logprob(trial, answered, len(prompt)) - _mean_logprob(live, answered, len(prompt)))
+    if not change <= item.max_logprob_delta:
+        raise ChecksFailed(
+            f"checks.prompts, number {number}: the mean log-probability of the live version's answer changes by "
+            f"{change:.4g}, allowed is {item.max_logprob_delta:g}",
+            advice="look at the version's answers; allow a larger change if they are as they should be",
+            details={"prompt": str(number), "change": f"{change:.6g}", "allowed": f"{item.max_logprob_delta:g}"},
+        )
+
+
+def _answered(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
+    """Return a prompt with its greedy answer."""
+    tokens = prompt
+    for _ in range(_ANSWER_TOKENS):
+        tokens = torch.cat([tokens, _logits(model, tokens)[-1:].argmax(-1)])
+    return tokens
+
+
+def _mean_logprob(model: PreTrainedModel, tokens: torch.Tensor, begin: int) -> float:
+    """Return the mean log-probability of the tokens from ``begin`` on."""
+    logprobs = torch.log_softmax(_logits(model, tokens)[begin - 1 : -1].float(), dim=-1)
+    return float(logprobs.gather(1, tokens[begin:, None]).mean())
+
+
+def _logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     library: Any = model
-    step = max(1, vocabulary // _PROMPT_TOKENS)
-    prompt = torch.arange(0, vocabulary, step, device=model.device)[:_PROMPT_TOKENS]
     with torch.inference_mode():
-        logits = library(input_ids=prompt[None], use_cache=False).logits
+        logits: torch.Tensor = library(input_ids=tokens[None], use_cache=False).logits[0]
     if not bool(torch.isfinite(logits).all()):
         raise ChecksFailed(
             "the version's output holds values that are not finite, though its tensors do not",
             advice="it overflows in this precision; save it in bfloat16 or float32, or choose another version",
         )
+    return logits

@@ -15,6 +15,7 @@ from modelswap_engine.backends.port import (
     Generate,
     Hashes,
     Load,
+    PromptTrial,
     Reply,
     RequestPolicy,
     Stage,
@@ -55,6 +56,14 @@ class StageRetainedCall(msgspec.Struct, frozen=True, tag=True):
 
     call: int
     order: StageRetained
+
+
+class TryOutCall(msgspec.Struct, frozen=True, tag=True):
+    """Run prompts on what is staged."""
+
+    call: int
+    operation_id: str
+    trials: tuple[PromptTrial, ...]
 
 
 class PrepareCall(msgspec.Struct, frozen=True, tag=True):
@@ -207,6 +216,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 SwapCall = (
     StageCall
     | StageRetainedCall
+    | TryOutCall
     | PrepareCall
     | PauseCall
     | CommitCall

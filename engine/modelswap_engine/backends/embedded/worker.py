@@ -148,6 +148,8 @@ class Worker:
         match order:
             case wire.StageCall(order=wanted) | wire.StageRetainedCall(order=wanted):
                 return rank.stage(wanted)
+            case wire.TryOutCall(operation_id=operation_id, trials=trials):
+                return rank.try_out(operation_id, trials)
             case wire.PrepareCall(operation_id=operation_id, overlap=overlap):
                 return rank.prepare(operation_id, overlap=overlap)
             case wire.PauseCall(operation_id=operation_id, timeout=timeout):
