@@ -79,6 +79,25 @@ def test_what_runs_in_other_threads_is_not_copied(tmp_path: Path) -> None:
     assert trial_of(model, {})._cached_continuous_batching_manager is None
 
 
+def test_a_copy_is_taken_as_between_two_steps_though_one_is_running(tmp_path: Path) -> None:
+    import copy
+
+    import torch
+
+    from modelswap_engine.backends.embedded.trial import trial_of
+    from tests.support.models import tiny_llama
+
+    model = _built(tiny_llama(tmp_path / "model"))
+    before, still = _logits(model), copy.deepcopy(model.config)
+    # What a step of the generation loop sets, and what no copy could be made of while it changes.
+    model.config.is_causal, model.config.busy = False, threading.Lock()
+    assert not torch.equal(_logits(model), before)
+    trial = trial_of(model, {}, config=still)
+    assert torch.equal(_logits(trial), before)
+    assert {id(part.config) for part in trial.modules() if hasattr(part, "config")} == {id(trial.config)}
+    assert trial.config is not still
+
+
 def test_prompts_are_compared_by_how_likely_the_live_answer_is(tmp_path: Path) -> None:
     import torch
 

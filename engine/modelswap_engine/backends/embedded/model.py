@@ -1,12 +1,14 @@
 """One loaded version: its weights, its generation loop, and what can be asked about it at any time."""
 
+import copy
 import fnmatch
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
+from transformers import PreTrainedModel
 
 from modelswap_engine.backends.embedded import loading, wire
 from modelswap_engine.backends.embedded.device import name_of
@@ -82,6 +84,7 @@ class LoadedModel:
         gc.collect()
         gc.freeze()
         self.generator = self._make()
+        self._config = copy.deepcopy(model.config)  # before the first step writes into it
         with self.adapters.probing():
             self.generator.start()
         context = loading.context_of(model.config)
@@ -108,7 +111,7 @@ class LoadedModel:
             InsufficientMemory: the device has no room for the run.
         """
         if staged.version.tensors and self._tokens:
-            trial = trial_of(self._model, self.updater.would_be(staged.version))
+            trial = self._trial_of(self.updater.would_be(staged.version))
             with self._place.beside():
                 check_output(trial, vocabulary=self.facts.vocabulary, tokens=self._tokens)
 
@@ -120,12 +123,14 @@ class LoadedModel:
             InsufficientMemory: the device has no room for the run.
             Cancelled: ``pace`` was cancelled.
         """
-        live = trial_of(self._model, {})
-        trial = trial_of(self._model, self.updater.would_be(staged.version))
+        live, trial = self._trial_of({}), self._trial_of(self.updater.would_be(staged.version))
         for number, item in enumerate(trials, start=1):
             pace.spend(0)
             with self._place.beside():
                 check_prompt(trial, live, item, number=number, longest=self.facts.max_tokens)
+
+    def _trial_of(self, tensors: Mapping[str, torch.Tensor]) -> PreTrainedModel:
+        return trial_of(self._model, tensors, config=self._config)
 
     def _flip(self, name: str) -> None:
         """Damage one live tensor, for a test."""
@@ -166,6 +171,7 @@ class LoadedModel:
             updater=self.updater,
             running=self.generator,
             make=self._make,
+            copied=lambda: self._trial_of({}),
             faults=self._faults,
         )
         overlap.open()

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from modelswap_engine.backends.embedded.faults import Faults
 from modelswap_engine.backends.embedded.generator import Generator
-from modelswap_engine.backends.embedded.trial import trial_of
 from modelswap_engine.weights.updater import WeightUpdater
 
 
@@ -25,6 +24,7 @@ class Overlap:
         updater: has the operation prepared.
         running: the instance that serves.
         make: makes a generator for the module, with a KV cache of its own.
+        copied: makes a copy of the module over the same tensors.
         faults: what a test asked to break.
 
     Attributes:
@@ -41,6 +41,7 @@ class Overlap:
         updater: WeightUpdater,
         running: Generator,
         make: Callable[[], Generator],
+        copied: Callable[[], PreTrainedModel],
         faults: Faults,
     ) -> None:
         self.operation_id = operation_id
@@ -52,6 +53,7 @@ class Overlap:
         self._model = model
         self._updater = updater
         self._make = make
+        self._copied = copied
         self._faults = faults
 
     def open(self) -> None:
@@ -61,8 +63,7 @@ class Overlap:
             ModelswapError: it cannot run; everything is as before.
         """
         digest = self.digest
-        copied = trial_of(self._model, {})
-        self.still_seconds = self.old.move(copied, digest=lambda: digest)
+        self.still_seconds = self.old.move(self._copied(), digest=lambda: digest)
         try:
             self._updater.commit(self.operation_id)
             self._faults.hit("overlap")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from modelswap_engine.backends.port import PromptTrial
 from modelswap_engine.protocol.errors import ChecksFailed
@@ -19,18 +19,34 @@ _ANSWER_TOKENS: Final = 8
 _MANAGER: Final = "_cached_continuous_batching_manager"
 
 
-def trial_of(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> PreTrainedModel:
+def trial_of(
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, config: PreTrainedConfig | None = None
+) -> PreTrainedModel:
     """Return a copy of a model in which the named parameters and buffers are other tensors.
 
     Args:
         model: runs meanwhile; nothing of it is changed.
         tensors: by runtime name; what is not named is shared with the model.
+        config: of the model, as it is between two steps: the library writes what a step needs into the config of a
+            model that runs, so that a copy of it might fail, or compute as in the middle of a step for ever.
     """
     memo: dict[int, object] = {id(getattr(model, _MANAGER, None)): None}
+    if config is not None:
+        memo |= _in_place_of(model.config, copy.deepcopy(config))
     for name, held in [*model.named_parameters(), *model.named_buffers()]:
         tensor = tensors.get(name, held.detach())
         memo[id(held)] = torch.nn.Parameter(tensor, requires_grad=False) if _is_parameter(held) else tensor
     return copy.deepcopy(model, memo)
+
+
+def _in_place_of(running: PreTrainedConfig, still: PreTrainedConfig) -> dict[int, object]:
+    """Return what to take instead of a config, and instead of those inside it, that its modules refer to."""
+    memo: dict[int, object] = {id(running): still}
+    for name in running.sub_configs:
+        inner = getattr(running, name, None)
+        if isinstance(inner, PreTrainedConfig):
+            memo |= _in_place_of(inner, getattr(still, name))
+    return memo
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
