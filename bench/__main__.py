@@ -1,6 +1,7 @@
-"""`make bench`: stop latency, commit window, alternatives and memory of real swaps in random models of three sizes.
+"""`make bench`: what swaps cost, as ratios measured in one run; each is printed beside what was asked for.
 
-Writes `build/bench.json` and prints tables; figures mean something as ratios within one run.
+First what does not depend on a model's size (the way in, traffic modes, decoding beside staging), then random models of
+several sizes. Writes `build/bench.json`. No time is ever a failure.
 """
 
 from __future__ import annotations
@@ -15,14 +16,21 @@ from collections.abc import Sequence
 import msgspec
 from rich.console import Console
 
-from bench.measure import MEASUREMENTS, Measurement, ModelResult, measure
+from bench.engine import SETTINGS
+from bench.measure import LARGEST, MEASUREMENTS, ONCE, Measurement, ModelResult, OnceResult, measure, measure_once
 from bench.models import ensure_model, layers_for, model_folder
 from bench.report import lines, ratios, tables
+from bench.turns import Budget
+from bench.verdicts import verdicts
 from demo.console import complain, heading, say, step
+from modelswap_engine.backends.embedded.settings import Device, EmbeddedSettings
 from modelswap_engine.protocol.errors import ModelswapError
 from tests.support.cache import REPOSITORY
 
 _SIZES = (0.1, 0.5, 2.0)
+_MINUTES = 10.0
+_LAST_SECONDS = 45.0
+"""Kept back for what runs when the time is over: the least that is measured, and the end of an engine."""
 _RESERVE_BYTES = 5 * 10**9
 
 
@@ -31,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure swaps; no time is ever a failure.")
     parser.add_argument("names", nargs="*", help=f"what to measure, of {', '.join(MEASUREMENTS)}; default: all")
     parser.add_argument("--sizes", type=float, nargs="+", default=_SIZES, help="model sizes in GB")
-    parser.add_argument("--repeats", type=int, default=5, help="swaps there and back for each number of tensors")
+    parser.add_argument("--turns", type=int, default=5, help="how often each figure is taken at most")
+    parser.add_argument("--minutes", type=float, default=_MINUTES, help="when this is over, figures are taken once")
+    parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CPU, help="where models run")
     parser.add_argument("--remove", action="store_true", help="remove the random models from the cache, and end")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(MEASUREMENTS):
@@ -39,8 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.remove:
         _remove()
         return 0
+    bench = _Bench(
+        names=options.names or MEASUREMENTS,
+        budget=Budget(60 * options.minutes - _LAST_SECONDS),
+        turns=options.turns,
+        settings=msgspec.structs.replace(SETTINGS, device=options.device),
+    )
     try:
-        asyncio.run(_run(options.names or MEASUREMENTS, sizes=options.sizes, repeats=options.repeats))
+        asyncio.run(bench.run(sorted(options.sizes)))
     except KeyboardInterrupt:
         return 130
     except (ModelswapError, OSError, RuntimeError) as error:
@@ -49,27 +65,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _run(names: Sequence[Measurement], *, sizes: Sequence[float], repeats: int) -> None:
-    results: list[ModelResult] = []
-    for size in sizes:
+class _Bench:
+    """One run."""
+
+    def __init__(self, *, names: Sequence[Measurement], budget: Budget, turns: int, settings: EmbeddedSettings) -> None:
+        self._names = names
+        self._budget = budget
+        self._turns = turns
+        self._settings = settings
+
+    async def run(self, sizes: Sequence[float]) -> None:
+        started = time.monotonic()
+        once = OnceResult()
+        if set(ONCE) & set(self._names):
+            heading("Whatever the size")
+            once = await measure_once(
+                self._names, budget=self._budget, turns=self._turns, report=say, settings=self._settings
+            )
+        results = list[ModelResult]()
+        if set(self._names) - set(ONCE):
+            for size in sizes:
+                results.append(await self._size(size, largest=size == sizes[-1]))
+        _show(once, results, seconds=time.monotonic() - started)
+
+    async def _size(self, size: float, *, largest: bool) -> ModelResult:
         nbytes = int(size * 1e9)
         heading(f"A random Llama of {layers_for(nbytes)} layers, about {size:g} GB")
         _check_disk(nbytes)
         with step("making it, or finding it in the cache"):
-            model = ensure_model(nbytes)
-        results.append(await measure(model, wanted=names, repeats=repeats, report=say))
-    console = Console(width=120)
-    for table in tables(results):
+            model = await asyncio.to_thread(ensure_model, nbytes)
+        return await measure(
+            model,
+            wanted=[name for name in self._names if largest or name not in LARGEST],
+            budget=self._budget,
+            turns=self._turns,
+            report=say,
+            settings=self._settings,
+        )
+
+
+def _show(once: OnceResult, results: Sequence[ModelResult], *, seconds: float) -> None:
+    console = Console(width=130)
+    for table in tables(once, results):
         console.print()
         console.print(table)
     heading("Ratios")
     found = ratios(results)
     say("\n".join(lines(found)) or "none: they need two sizes, or `alternatives`")
+    heading("Asked and measured")
+    said = list(verdicts(once, results, found))
+    say("\n".join(verdict.line() for verdict in said) or "nothing that was asked for was measured")
     file = REPOSITORY / "build" / "bench.json"
     file.parent.mkdir(exist_ok=True)
-    document = {"when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "ratios": found, "models": results}
+    document = {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(seconds, 1),
+        "asked": said,
+        "ratios": found,
+        "once": once,
+        "models": results,
+    }
     file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    say(f"figures: {file.relative_to(REPOSITORY)}")
+    say(f"\nfigures: {file.relative_to(REPOSITORY)}, after {seconds:.0f} s")
 
 
 def _check_disk(nbytes: int) -> None:
@@ -83,7 +140,7 @@ def _check_disk(nbytes: int) -> None:
 
 
 def _remove() -> None:
-    for folder in sorted(model_folder().glob("bench-*-layers")):
+    for folder in sorted(model_folder().glob("bench-*")):
         shutil.rmtree(folder)
         say(f"removed {folder}")
 

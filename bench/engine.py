@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
 
-from bench.models import VOCABULARY, BenchModel
+from bench.models import BenchModel
+from bench.seen import Record
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import Generate, Load, Reply, RequestPolicy, Stage, TensorRange
@@ -22,8 +23,11 @@ from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import from_body
 
 SETTINGS = EmbeddedSettings(page_size=32, num_blocks=64, max_batch_tokens=128)
-UNTHROTTLED = msgspec.structs.replace(SETTINGS, stage_bytes_per_second=0, stage_niceness=0, trial_tokens=0)
-"""For what staging can do at best; in service it gives way to decoding, and is tried out."""
+
+
+def unthrottled(settings: EmbeddedSettings) -> EmbeddedSettings:
+    """Return settings for what staging can do at best; in service it gives way to decoding, and is tried out."""
+    return msgspec.structs.replace(settings, stage_bytes_per_second=0, stage_niceness=0, trial_tokens=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +51,7 @@ class BenchEngine:
     async def load(self) -> float:
         """Load the base; return the seconds it took."""
         started = time.monotonic()
-        order = Load(
-            operation_id=self._operation(),
-            digest=_digest("base"),
-            directory=str(self.model.folder),
-            tensors=tuple(self.model.base.values()),
-        )
-        _accepted(await self._backend.load(order))
+        _accepted(await self._backend.load(load_order(self.model, self._operation())))
         return time.monotonic() - started
 
     async def restart(self) -> float:
@@ -113,18 +111,11 @@ class BenchEngine:
         _accepted(await self._backend.release(operation, previous=False))
         return reply.fetched_bytes / reply.seconds
 
-    async def decode_beside(self, tensors: Iterable[TensorRange], *, seconds: float) -> tuple[float, float]:
-        """Return tokens per second of one request alone, and while tensors are staged again and again."""
+    async def stage_bytes(self, tensors: Iterable[TensorRange]) -> int:
+        """Stage some tensors and drop them; return how many bytes."""
         chosen = tuple(tensors)
-        async with self.busy() as arrivals:
-            alone = await _rate(arrivals, asyncio.sleep(seconds))
-            beside = await _rate(arrivals, self._stage_for(chosen, seconds))
-        return alone, beside
-
-    async def _stage_for(self, tensors: tuple[TensorRange, ...], seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            await self.stage_speed(tensors)
+        await self.stage_speed(chosen)
+        return sum(item.nbytes for item in chosen)
 
     async def check_speed(self) -> float:
         """Hash all live tensors again; return bytes per second, as the worker measured it."""
@@ -135,33 +126,37 @@ class BenchEngine:
         """Return where the worker's memory is."""
         return await self._backend.memory()
 
+    async def holds(self, wanted: Mapping[str, TensorRange]) -> bool:
+        """Hash all live tensors; say whether they are exactly these, those that are not named as in the base."""
+        found = await self._backend.hashes("*")
+        return found.tensors == {name: item.sha256 for name, item in {**self.model.base, **wanted}.items()}
+
     async def one_token(self) -> None:
         """Answer a prompt with one token."""
         async for _ in self._backend.generate(self._prompt(tokens=1)):
             pass
 
     @asynccontextmanager
-    async def busy(self) -> AsyncIterator[list[float]]:
-        """Keep one request running, so that a pause has to wait for a step; yields the times at which tokens came."""
-        first, arrivals = asyncio.Event(), list[float]()
-        task = asyncio.create_task(self._keep_generating(first, arrivals))
-        await first.wait()
-        try:
-            yield arrivals
-        finally:
+    async def busy(self) -> AsyncIterator[Record]:
+        """Keep one request running, so that a pause has to wait for a step; yields what its client sees."""
+        record = Record()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self._keep_generating(record))
+            await record.begun(1)
+            yield record
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
-    async def _keep_generating(self, first: asyncio.Event, arrivals: list[float]) -> None:
+    async def _keep_generating(self, record: Record) -> None:
         while True:
-            async for _ in self._backend.generate(self._prompt(tokens=64)):
-                arrivals.append(time.monotonic())
-                first.set()
+            request = self._prompt(tokens=64)
+            asked = record.open(len(request.prompt))
+            async with aclosing(self._backend.generate(request)) as answer:
+                async for item in answer:
+                    asked.take(len(item.tokens))
 
     def _prompt(self, *, tokens: int) -> Generate:
         number = next(self._numbers)
-        prompt = tuple((number * 31 + place) % (VOCABULARY - 2) + 2 for place in range(16))
+        prompt = prompt_of(self.model, number, tokens=16)
         return Generate(request_id=f"request-{number}", prompt=prompt, max_new_tokens=tokens, ignore_eos=True)
 
     def _operation(self) -> str:
@@ -185,10 +180,20 @@ async def running(
         await backend.stop()
 
 
-async def _rate(arrivals: list[float], meanwhile: Coroutine[None, None, None]) -> float:
-    begun, started = len(arrivals), time.monotonic()
-    await meanwhile
-    return (len(arrivals) - begun) / (time.monotonic() - started)
+def load_order(model: BenchModel, operation_id: str) -> Load:
+    """Return the order to load a model's base."""
+    return Load(
+        operation_id=operation_id,
+        digest=_digest("base"),
+        directory=str(model.folder),
+        tensors=tuple(model.base.values()),
+    )
+
+
+def prompt_of(model: BenchModel, number: int, *, tokens: int) -> tuple[int, ...]:
+    """Return a prompt that begins like no other, so that no cached prefix makes it shorter."""
+    size = model.shape.vocabulary - 2
+    return tuple((number * 31 + place * (1 + number % 7)) % size + 2 for place in range(tokens))
 
 
 def _digest(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What is measured of one model, as rows of plain numbers; the order of things within one run.
+"""What is measured, as rows of plain numbers; the order of things within one run.
 
 Everything of one model is measured in the same worker process, minutes apart at most, so that ratios mean something.
 """
@@ -6,20 +6,30 @@ Everything of one model is measured in the same worker process, minutes apart at
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Literal
 
 import msgspec
 
-from bench.engine import UNTHROTTLED, BenchEngine, SwapTime, running
-from bench.models import BenchModel, changeable
+from bench.decode import DecodeRow, measure_decode
+from bench.engine import BenchEngine, SwapTime, running, unthrottled
+from bench.gate import GateRow, measure_gate
+from bench.models import SMALL, SMALL_LAYERS, BenchModel, changeable, ensure
+from bench.modes import ModesResult, measure_modes
 from bench.raw import RawSpeed, raw_speed
+from bench.seen import median
+from bench.turns import Budget
+from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 
-Measurement = Literal["swap", "alternatives", "memory", "staging", "check"]
-MEASUREMENTS: Final[tuple[Measurement, ...]] = ("swap", "alternatives", "memory", "staging", "check")
-_DECODE_SECONDS: Final = 10.0
-_SPEEDS: Final = frozenset({"staging", "check"})
+Measurement = Literal["gate", "modes", "decode", "swap", "alternatives", "memory", "staging", "check"]
+ONCE: Final[tuple[Measurement, ...]] = ("gate", "modes", "decode")
+"""Measured once, with a model of the size and the shape of the demo's."""
+EACH: Final[tuple[Measurement, ...]] = ("swap", "alternatives", "memory")
+"""Measured with each size."""
+LARGEST: Final[tuple[Measurement, ...]] = ("staging", "check")
+"""Measured with the largest size."""
+MEASUREMENTS: Final = (*ONCE, *EACH, *LARGEST)
 CHANGED: Final = (1, 4, 12, 64, 256)
 Report = Callable[[str], None]
 
@@ -41,13 +51,18 @@ class SwapRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AlternativesRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The same change by other means, in seconds: of work in the background, or without any service."""
+    """The same change by other means, in seconds: of work in the background, or without any service.
+
+    A swap of everything is staged beside the live version, throttled; a reload in place drops it first.
+    """
 
     diff_swap_seconds: float
-    full_reload_seconds: float
+    whole_swap_seconds: float
+    reload_seconds: float
     process_restart_seconds: float
     diff_bytes: int
     diff_pause_seconds: float
+    diff_commit_microseconds: float
 
 
 class MemoryRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -67,14 +82,11 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class SpeedRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Bytes per second with nothing else running: the product's, and what the machine can do at best (``raw``).
 
-    ``decode_alone`` and ``decode_beside`` are tokens per second of one request: without, and beside staging as it is
-    throttled in service. 0 where it was not asked for.
+    0 where it was not asked for.
     """
 
     staging: float = 0.0
     check: float = 0.0
-    decode_alone: float = 0.0
-    decode_beside: float = 0.0
     raw: RawSpeed
 
 
@@ -90,16 +102,53 @@ class ModelResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     speed: SpeedRow | None = None
 
 
-async def measure(model: BenchModel, *, wanted: Collection[Measurement], repeats: int, report: Report) -> ModelResult:
-    """Start one engine with the model and measure what is wanted."""
-    speed = await _speed(model, wanted, repeats, report) if _SPEEDS & set(wanted) else None
-    if not set(wanted) - _SPEEDS:
-        return ModelResult(nbytes=model.nbytes, layers=model.layers, start_seconds=0.0, speed=speed)
-    report("starting the engine")
-    async with running(model) as (engine, start):
-        memory = await _memory(engine, report) if "memory" in wanted else None
-        swaps = await _swaps(engine, repeats, report) if "swap" in wanted else []
-        alternatives = await _alternatives(engine, report) if "alternatives" in wanted else None
+class OnceResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What was measured once."""
+
+    gate: GateRow | None = None
+    modes: ModesResult | None = None
+    decode: DecodeRow | None = None
+
+
+async def measure_once(
+    wanted: Collection[Measurement], *, budget: Budget, turns: int, report: Report, settings: EmbeddedSettings
+) -> OnceResult:
+    """Measure what does not depend on the size of a model."""
+    gate = modes = decode = None
+    if "gate" in wanted:
+        report("the way in, without an engine")
+        gate = await measure_gate(budget)
+    if {"modes", "decode"} & set(wanted):
+        report("making the model, or finding it in the cache")
+        model = await asyncio.to_thread(ensure, SMALL, SMALL_LAYERS, whole=True)
+        if "modes" in wanted:
+            roomy = msgspec.structs.replace(settings, page_size=16, num_blocks=128, max_batch_tokens=512)
+            modes = await measure_modes(model, budget=budget, turns=turns, report=report, settings=roomy)
+        if "decode" in wanted:
+            decode = await measure_decode(model, budget=budget, turns=turns, report=report, settings=settings)
+    return OnceResult(gate=gate, modes=modes, decode=decode)
+
+
+async def measure(
+    model: BenchModel,
+    *,
+    wanted: Collection[Measurement],
+    budget: Budget,
+    turns: int,
+    report: Report,
+    settings: EmbeddedSettings,
+) -> ModelResult:
+    """Start an engine with the model and measure what is wanted; another one, that does not give way, for speeds."""
+    start, memory, swaps, alternatives = 0.0, None, list[SwapRow](), None
+    if set(EACH) & set(wanted):
+        report("starting the engine")
+        async with running(model, settings=settings) as (engine, start):
+            memory = await _memory(engine, report) if "memory" in wanted else None
+            swaps = await measure_swaps(engine, budget=budget, turns=turns, report=report) if "swap" in wanted else []
+            alternatives = await _alternatives(engine, report) if "alternatives" in wanted else None
+    speed = None
+    if set(LARGEST) & set(wanted):
+        speed = await _speed(model, wanted, budget=budget, turns=turns, report=report, settings=settings)
     return ModelResult(
         nbytes=model.nbytes,
         layers=model.layers,
@@ -111,14 +160,21 @@ async def measure(model: BenchModel, *, wanted: Collection[Measurement], repeats
     )
 
 
-async def _speed(model: BenchModel, wanted: Collection[Measurement], repeats: int, report: Report) -> SpeedRow:
+async def _speed(
+    model: BenchModel,
+    wanted: Collection[Measurement],
+    *,
+    budget: Budget,
+    turns: int,
+    report: Report,
+    settings: EmbeddedSettings,
+) -> SpeedRow:
     """Measure in turns, so that whoever else uses the machine slows all of them; the best of each counts."""
     staging, check, raw = 0.0, 0.0, list[RawSpeed]()
     tensors = list(model.base.values())
-    report("starting an engine that does not give way")
-    async with running(model, settings=UNTHROTTLED) as (engine, _):
-        for number in range(repeats):
-            report(f"turn {number + 1} of {repeats}: raw speeds, staging, hashing live tensors")
+    report(f"raw speeds, staging, hashing live tensors, without giving way, up to {turns} turns")
+    async with running(model, settings=unthrottled(settings)) as (engine, _):
+        for _ in budget.turns(most=turns, seconds=60.0):
             raw.append(await asyncio.to_thread(raw_speed, tensors))
             staging = max(staging, await engine.stage_speed(tensors)) if "staging" in wanted else 0.0
             check = max(check, await engine.check_speed()) if "check" in wanted else 0.0
@@ -128,60 +184,58 @@ async def _speed(model: BenchModel, wanted: Collection[Measurement], repeats: in
         read=max(one.read for one in raw),
         copy=max(one.copy for one in raw),
     )
-    alone, beside = await _decoding(model, report) if "staging" in wanted else (0.0, 0.0)
-    return SpeedRow(staging=staging, check=check, decode_alone=alone, decode_beside=beside, raw=best)
+    return SpeedRow(staging=staging, check=check, raw=best)
 
 
-async def _decoding(model: BenchModel, report: Report) -> tuple[float, float]:
-    report("starting an engine that gives way, and decoding without and beside staging")
-    async with running(model) as (engine, _):
-        return await engine.decode_beside(model.base.values(), seconds=_DECODE_SECONDS)
-
-
-async def _swaps(engine: BenchEngine, repeats: int, report: Report) -> list[SwapRow]:
+async def measure_swaps(
+    engine: BenchEngine, *, budget: Budget, turns: int, report: Report, counts: Sequence[int] = CHANGED
+) -> list[SwapRow]:
+    """Swap different numbers of tensors while one request runs, there and back."""
     model, rows = engine.model, []
     names = changeable(model.layers)
-    async with engine.busy() as arrivals:
-        for count in (count for count in CHANGED if count <= len(names)):
-            report(f"{2 * repeats} swaps of {count} tensors")
+    async with engine.busy() as record:
+        for count in (count for count in counts if count <= len(names)):
+            report(f"swaps of {count} tensors, there and back up to {turns} times")
             times: list[SwapTime] = []
-            begun = len(arrivals)
-            for _ in range(repeats):
+            begun = time.monotonic()
+            for _ in budget.turns(most=turns, seconds=20.0):
                 times.append(await engine.swap([model.other[name] for name in names[:count]], name="other"))
                 times.append(await engine.swap([model.base[name] for name in names[:count]], name="base"))
-            rows.append(_row(count, times, arrivals[begun:]))
+            rows.append(_row(count, times, record.gaps(begun)))
     return rows
 
 
-def _row(count: int, times: list[SwapTime], arrivals: list[float]) -> SwapRow:
-    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+def _row(count: int, times: list[SwapTime], gaps: list[float]) -> SwapRow:
     windows = sorted(time.commit_microseconds for time in times)
     return SwapRow(
         tensors=count,
         changed_bytes=times[0].changed_bytes,
         repeats=len(times),
-        token_gap_seconds=_median(gaps),
-        stop_latency_seconds=_median([time.stop_latency for time in times]),
-        commit_window_microseconds=_median(windows),
+        token_gap_seconds=median(gaps),
+        stop_latency_seconds=median([time.stop_latency for time in times]),
+        commit_window_microseconds=median(windows),
         commit_window_longest_microseconds=windows[-1],
-        swap_seconds=_median([time.total for time in times]),
+        swap_seconds=median([time.total for time in times]),
     )
 
 
 async def _alternatives(engine: BenchEngine, report: Report) -> AlternativesRow:
     model = engine.model
     names = changeable(model.layers)[:12]
-    report("the same change as a diff, as a full reload in place, and by a process restart")
+    report("the same change as a diff, as a swap of everything, as a reload in place, and by a process restart")
     async with engine.busy():
         diff = await engine.swap([model.other[name] for name in names], name="other")
         whole = await engine.swap(model.base.values(), name="base")
+    reload = await engine.load()
     restart = await engine.restart()
     return AlternativesRow(
         diff_swap_seconds=diff.total,
-        full_reload_seconds=whole.total,
+        whole_swap_seconds=whole.total,
+        reload_seconds=reload,
         process_restart_seconds=restart,
         diff_bytes=diff.changed_bytes,
         diff_pause_seconds=diff.stop_latency + diff.commit_microseconds / 1e6,
+        diff_commit_microseconds=diff.commit_microseconds,
     )
 
 
@@ -206,11 +260,3 @@ async def _memory(engine: BenchEngine, report: Report) -> MemoryRow:
         rss_with_previous=retained.rss_bytes,
         changed=sum(item.nbytes for item in changed),
     )
-
-
-def _median(values: list[float]) -> float:
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from rich.table import Table
 
-from bench.measure import ModelResult
+from bench.measure import ModelResult, OnceResult
+from bench.modes import ModesResult
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -22,28 +23,30 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     Attributes:
         commit_window_per_gigabyte: growth of the window with model size for the same changed tensors, µs per GB.
+        commit_window_intercept: of the same line, µs.
         commit_window_largest_to_smallest: the window in the largest model by that in the smallest.
         model_size_ratio: how many times larger the largest model is.
         swap_seconds_per_changed_gigabyte: growth of the whole swap with changed bytes, in the largest model.
         stop_latency_to_token_gap: by how much of the usual wait for a token a pause delays it, in the largest model.
+        reload_to_window: time of a full reload in place by the commit window, in the largest model.
         reload_to_diff, restart_to_diff: time of the alternatives by that of the diff, in the largest model.
         staging_to_bound: speed of staging by the lower of SHA-256 on all cores and reading, in the largest model.
-        decode_beside_staging: tokens per second beside staging by those without, in the largest model.
         check_to_sha256: speed of hashing live tensors by that of SHA-256 on all cores, in the largest model.
         outage_restart_to_pause: seconds without service by a restart, by the seconds that the diff paused.
     """
 
     commit_window_per_gigabyte: float | None = None
+    commit_window_intercept: float | None = None
     commit_window_largest_to_smallest: float | None = None
     model_size_ratio: float | None = None
     swap_seconds_per_changed_gigabyte: float | None = None
     stop_latency_to_token_gap: float | None = None
+    reload_to_window: float | None = None
     reload_to_diff: float | None = None
     restart_to_diff: float | None = None
     outage_restart_to_pause: float | None = None
     staging_to_bound: float | None = None
     check_to_sha256: float | None = None
-    decode_beside_staging: float | None = None
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit:
@@ -68,7 +71,8 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
     if ordered and (last := ordered[-1].alternatives) is not None:
         found = msgspec.structs.replace(
             found,
-            reload_to_diff=last.full_reload_seconds / last.diff_swap_seconds,
+            reload_to_window=last.reload_seconds / (_window(ordered[-1]) / 1e6),
+            reload_to_diff=last.reload_seconds / last.diff_swap_seconds,
             restart_to_diff=last.process_restart_seconds / last.diff_swap_seconds,
             outage_restart_to_pause=last.process_restart_seconds / last.diff_pause_seconds,
         )
@@ -82,7 +86,6 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
         found = msgspec.structs.replace(
             found,
             staging_to_bound=speed.staging / speed.raw.bound if speed.staging else None,
-            decode_beside_staging=speed.decode_beside / speed.decode_alone if speed.decode_alone else None,
             check_to_sha256=speed.check / speed.raw.sha256 if speed.check else None,
         )
     windows = _windows(ordered)
@@ -90,10 +93,17 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
         found = msgspec.structs.replace(
             found,
             commit_window_per_gigabyte=fit(windows).slope,
+            commit_window_intercept=fit(windows).intercept,
             commit_window_largest_to_smallest=windows[-1][1] / windows[0][1],
             model_size_ratio=windows[-1][0] / windows[0][0],
         )
     return found
+
+
+def _window(result: ModelResult) -> float:
+    """Return the commit window of a dozen tensors in µs: the median of the swaps, else that of the one diff."""
+    dozen = [row.commit_window_microseconds for row in result.swaps if row.tensors == 12]
+    return dozen[0] if dozen or result.alternatives is None else result.alternatives.diff_commit_microseconds
 
 
 def _windows(ordered: Sequence[ModelResult]) -> list[tuple[float, float]]:
@@ -109,8 +119,10 @@ def _windows(ordered: Sequence[ModelResult]) -> list[tuple[float, float]]:
     return points
 
 
-def tables(results: Sequence[ModelResult]) -> Iterator[Table]:
+def tables(once: OnceResult, results: Sequence[ModelResult]) -> Iterator[Table]:
     """Yield one table for each kind of measurement that was made."""
+    if once.modes is not None:
+        yield _modes_table(once.modes)
     if any(result.swaps for result in results):
         yield _swap_table(results)
     if any(result.alternatives for result in results):
@@ -121,22 +133,38 @@ def tables(results: Sequence[ModelResult]) -> Iterator[Table]:
         yield _speed_table(results)
 
 
+def _modes_table(found: ModesResult) -> Table:
+    table = _table(
+        f"Traffic modes under {found.clients} clients, model {_gigabytes(found.nbytes)} (medians; ms)",
+        "mode", "swaps", "step", "stop latency", "commit µs", "gate closed", "token gap", "longest", "excess", "waited",
+    )  # fmt: skip
+    for row in found.modes:
+        seconds = (row.step, row.stop_latency)
+        after = (row.pause, row.gap, row.gap_longest, row.excess)
+        table.add_row(
+            row.mode,
+            str(row.swaps),
+            *(_milliseconds(value) for value in seconds),
+            f"{row.commit_microseconds:.0f}",
+            *(_milliseconds(value) for value in after),
+            str(row.waited),
+        )
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f}" if seconds else "-"
+
+
 def _speed_table(results: Sequence[ModelResult]) -> Table:
     table = _table(
-        "Speeds with nothing else running (GB/s), and of decoding without and beside staging (tokens/s)",
-        "model", "cores", "SHA-256", "read", "copy", "staging", "check", "decoding", "beside",
-    )  # fmt: skip
+        "Speeds with nothing else running (GB/s)", "model", "cores", "SHA-256", "read", "copy", "staging", "check"
+    )
     for result in results:
         if (row := result.speed) is None:
             continue
         figures = (row.raw.sha256, row.raw.read, row.raw.copy, row.staging, row.check)
-        table.add_row(
-            _gigabytes(result.nbytes),
-            str(row.raw.cores),
-            *(f"{figure / 1e9:.2f}" for figure in figures),
-            f"{row.decode_alone:.1f}",
-            f"{row.decode_beside:.1f}",
-        )
+        table.add_row(_gigabytes(result.nbytes), str(row.raw.cores), *(f"{figure / 1e9:.2f}" for figure in figures))
     return table
 
 
@@ -163,7 +191,7 @@ def _swap_table(results: Sequence[ModelResult]) -> Table:
 def _alternatives_table(results: Sequence[ModelResult]) -> Table:
     table = _table(
         "The same change by other means",
-        "model", "diff swap", "service pauses", "full reload in place", "process restart (no service)",
+        "model", "diff swap", "service pauses", "swap of all", "full reload in place", "process restart (no service)",
     )  # fmt: skip
     for result in results:
         if (row := result.alternatives) is None:
@@ -172,7 +200,8 @@ def _alternatives_table(results: Sequence[ModelResult]) -> Table:
             _gigabytes(result.nbytes),
             f"{row.diff_swap_seconds:.2f} s",
             f"{1000 * row.diff_pause_seconds:.1f} ms",
-            f"{row.full_reload_seconds:.2f} s ({row.full_reload_seconds / row.diff_swap_seconds:.0f} ×)",
+            f"{row.whole_swap_seconds:.2f} s",
+            f"{row.reload_seconds:.2f} s ({row.reload_seconds / row.diff_swap_seconds:.0f} ×)",
             f"{row.process_restart_seconds:.2f} s ({row.process_restart_seconds / row.diff_swap_seconds:.0f} ×)",
         )
     return table
@@ -207,8 +236,6 @@ def lines(found: Ratios) -> Iterator[str]:
         yield f"whole swap: {found.swap_seconds_per_changed_gigabyte:.1f} s for each GB that changed (largest model)"
     if found.staging_to_bound is not None:
         yield f"staging: {100 * found.staging_to_bound:.0f} % of the lower of SHA-256 on all cores and reading"
-    if found.decode_beside_staging is not None:
-        yield f"decoding beside staging: {100 * found.decode_beside_staging:.0f} % of its speed without"
     if found.check_to_sha256 is not None:
         yield f"hashing live tensors: {100 * found.check_to_sha256:.0f} % of SHA-256 on all cores"
     if found.reload_to_diff is not None:
