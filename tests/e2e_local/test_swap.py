@@ -205,7 +205,8 @@ async def test_the_command_line_shows_the_state(served: Served, pair: Path) -> N
     shown = await asyncio.to_thread(served.command, "state")
     assert shown.code == 0
     assert "1.0" in shown.out
-    assert "open, 0 in flight" in shown.out
+    assert "open, 0 queued" in shown.out
+    assert "0 inside" in shown.out
     plan = await asyncio.to_thread(served.command, "plan", "--source", str(pair / "v2"))
     assert plan.code == 0, plan.err
     assert " of 30 change" in plan.out

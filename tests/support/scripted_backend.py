@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from modelswap_engine.backends.port import FinishReason, Generate, TensorRange, Tokens
-from modelswap_engine.protocol.errors import ModelswapError
+from modelswap_engine.protocol.errors import ModelswapError, NotReady
 from tests.support.fake_backend import FakeBackend
 
 
@@ -85,6 +85,7 @@ class ScriptedBackend(FakeBackend):
         script: what the next answers are.
         asked: every order so far.
         aborted: ids of the answers that were closed before their end.
+        refuse_after: how many more answers are begun, -1 for all.
     """
 
     def __init__(self, *, read: Callable[[TensorRange], bytes], token_of: Callable[[int], int]) -> None:
@@ -93,11 +94,15 @@ class ScriptedBackend(FakeBackend):
         self.script = Script([b"hello"])
         self.asked: list[Generate] = []
         self.aborted: list[str] = []
+        self.refuse_after = -1
         self.streams: list[ScriptedStream] = []
 
     def generate(self, request: Generate) -> ScriptedStream:
         if self.script.refuses is not None:
             raise self.script.refuses
+        if self.refuse_after == 0:
+            raise NotReady("no more of them")
+        self.refuse_after -= 1
         self.asked.append(request)
         self.requests += 1
         self.streams.append(ScriptedStream(self, request, self.script))

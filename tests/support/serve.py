@@ -36,7 +36,7 @@ def free_port() -> int:
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment in which our packages are found and torch keeps to one thread."""
-    path = os.pathsep.join([str(ROOT / "engine"), str(ROOT / "operator")])
+    path = os.pathsep.join([str(ROOT / "engine"), str(ROOT / "operator"), str(ROOT)])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **more}
 
 
@@ -50,7 +50,10 @@ class Finished:
 
 
 class Served:
-    """One engine process; may be killed and started again with the same state directory and ports."""
+    """One engine process; may be killed and started again with the same state directory and ports.
+
+    A call of ours that blocks its event loop ends it (:mod:`tests.support.strict`).
+    """
 
     def __init__(self, folder: Path, model: Path, *, options: Sequence[str] = (), roots: Sequence[Path] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +97,7 @@ class Served:
         """Start the process; :meth:`wait_ready` says when it serves."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "modelswap_engine", "serve", *self._options],
+                [sys.executable, "-m", "tests.support.strict", "serve", *self._options],
                 env=environment(**({"MODELSWAP_FAULT": fault} if fault else {})),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterStatus
-from modelswap_engine.protocol.engine_state import EngineState, MemoryState
+from modelswap_engine.protocol.engine_state import EngineState, LockState, MemoryState
 from modelswap_engine.protocol.messages import CheckResult, Plan, SwapStatus, VersionRef
 
 
@@ -53,8 +53,10 @@ def state(now: EngineState) -> RenderableType:
     """Show ``GET /state``."""
     gate = now.gate
     door = "open" if gate.open else "closed"
-    if gate.lease_id:
-        door += f" by lease {gate.lease_id} of {gate.lease_owner or '?'}, {seconds(gate.lease_seconds_left)} left"
+    if gate.holders:
+        door += f" by {', '.join(gate.holders)}"
+    for lease in gate.leases:
+        door += f" by lease {lease.id} of {lease.owner or '?'}, {seconds(lease.seconds_left)} left"
     ready = "yes" if now.ready else f"no: {now.reason or 'Starting'} {now.message}".rstrip()
     rows = [
         ("model", now.served_model_name),
@@ -62,7 +64,8 @@ def state(now: EngineState) -> RenderableType:
         ("live", version(now.live)),
         ("previous", _previous(now)),
         ("revision", f"{now.revision} (owner {now.owner_uid or 'none'}, epoch {now.epoch})"),
-        ("gate", f"{door}, {gate.in_flight} in flight, {gate.queued} queued"),
+        ("gate", f"{door}, {gate.queued} queued, the oldest for {seconds(gate.oldest_queued_seconds)}"),
+        ("lock", _lock(now.lock)),
         ("operation", operation(now.operation)),
         ("memory", _memory(now.memory)),
         *([("adapters", _room(now.adapters))] if now.adapters is not None and now.adapters.slots else []),
@@ -74,6 +77,14 @@ def state(now: EngineState) -> RenderableType:
     ]
     shown = [_adapters(now.adapters)] if now.adapters is not None and now.adapters.adapters else []
     return Group(_facts(rows), _ranks(now), *shown)
+
+
+def _lock(lock: LockState) -> str:
+    text = f"{lock.readers} inside ({lock.admitting} not yet with the engine)"
+    if lock.oldest:
+        first = lock.oldest[0]
+        text += f", the oldest is {first.request_id or '?'} for {seconds(first.seconds)} on {first.version[:19]}"
+    return text + (f"; {lock.writer} waits for {seconds(lock.writer_seconds)}" if lock.writer else "")
 
 
 def _previous(now: EngineState) -> str:

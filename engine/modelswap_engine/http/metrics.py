@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterState
@@ -114,6 +114,9 @@ class _StateCollector(Collector):
         gate = state.gate
         yield _gauge("gate_open", "1 when new requests pass.", float(gate.open))
         yield _gauge("gate_queue_length", "Requests waiting at the gate.", gate.queued)
+        yield _total("gate_closures", "How often the gate closed.", gate.closures)
+        yield _total("gate_waits", "Requests that found the gate closed and had to wait.", gate.waits)
+        yield _gauge("update_lock_oldest_seconds", "Age of the oldest request inside.", gate.oldest_in_flight_seconds)
         yield _gauge("requests_in_flight", "Requests inside the gate.", gate.in_flight)
         yield _gauge("revision", "Revision of the last accepted decision.", state.revision)
         yield _gauge("swaps_completed", "Swaps completed since this process started.", state.swaps_completed)
@@ -172,6 +175,10 @@ class _StateCollector(Collector):
             yield _gauge("device_memory_limit_bytes", "Memory of the engine's devices.", memory.device_limit_bytes)
             free = memory.device_available_bytes
             yield _gauge("device_memory_available_bytes", "What tensors can still take of it.", free)
+
+
+def _total(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"{PREFIX}_{name}", text, value=value)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

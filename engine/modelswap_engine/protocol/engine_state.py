@@ -12,14 +12,28 @@ from modelswap_engine.protocol.version import PROTOCOL_VERSION
 from modelswap_engine.protocol.wire import Message
 
 
+class LeaseState(Message, frozen=True, kw_only=True):
+    """Somebody outside who holds new requests back, and for how long still."""
+
+    id: str = ""
+    owner: str = ""
+    seconds_left: float = 0.0
+
+
 class GateState(Message, frozen=True, kw_only=True):
     """The door for new requests.
+
+    It is closed while any of ``holders`` (operations and recoveries of the engine itself) or ``leases`` is there;
+    ``lease_id`` and what follows are of the lease that ends last.
 
     ``closures`` counts how often it closed, ``waits`` the requests that found it closed, since the process began.
     """
 
     open: bool = True
     queued: int = 0
+    oldest_queued_seconds: float = 0.0
+    holders: list[str] = []
+    leases: list[LeaseState] = []
     in_flight: int = 0
     oldest_in_flight_seconds: float = 0.0
     closures: int = 0
@@ -27,6 +41,30 @@ class GateState(Message, frozen=True, kw_only=True):
     lease_id: str = ""
     lease_owner: str = ""
     lease_seconds_left: float = 0.0
+
+
+class ReaderState(Message, frozen=True, kw_only=True):
+    """A request inside: the version it was let in to, whether the engine has its prompt, how long it has been here."""
+
+    request_id: str = ""
+    version: str = ""
+    submitted: bool = False
+    seconds: float = 0.0
+
+
+class LockState(Message, frozen=True, kw_only=True):
+    """The update lock: requests are its readers, an operation that exchanges weights its writer.
+
+    ``by_version`` counts the readers by the digest they were let in to (two while instances overlap), ``oldest`` lists
+    some of them.
+    """
+
+    writer: str = ""
+    writer_seconds: float = 0.0
+    readers: int = 0
+    admitting: int = 0
+    by_version: dict[str, int] = {}
+    oldest: list[ReaderState] = []
 
 
 class RankState(Message, frozen=True, kw_only=True):
@@ -149,6 +187,7 @@ class EngineState(Message, frozen=True, kw_only=True):
     repair: SwapStatus | None = None
     restart_advice: str = ""
     gate: GateState = GateState()
+    lock: LockState = LockState()
     operation: SwapStatus | None = None
     update: UpdateState | None = None
     ranks: list[RankState] = []

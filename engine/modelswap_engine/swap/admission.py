@@ -40,18 +40,19 @@ class Admissions:
         self._live = live
 
     @asynccontextmanager
-    async def admit(self, *, require_version: str | None = None) -> AsyncIterator[Admission]:
+    async def admit(self, *, require_version: str | None = None, request_id: str = "") -> AsyncIterator[Admission]:
         """Be inside while the context lasts.
 
         Args:
             require_version: a label or digest that must be the live one.
+            request_id: how the request is called where holders are listed.
 
         Raises:
             Paused: the queue is full, or the wait was too long.
             NotReady: the engine is starting, stopping or quarantined.
             VersionRequired: another version is live.
         """
-        reader = await self._pass()
+        reader = await self._pass(request_id)
         try:
             # Nothing is awaited between entering and this: version and reference are taken in one step, so an instance
             # that somebody was just let in to is never one that nobody holds.
@@ -69,10 +70,10 @@ class Admissions:
         finally:
             reader.leave()
 
-    async def _pass(self) -> Reader:
+    async def _pass(self, request_id: str) -> Reader:
         while True:
             await self._gate.enter()
-            reader = await self._lock.enter()
+            reader = await self._lock.enter(request_id)
             if self._gate.is_open:
                 return reader
             reader.leave()  # it closed while this request stood between gate and lock: back into the queue

@@ -247,9 +247,11 @@ class Coordinator:
         async with assess(core, request) as assessment:
             return assessment.decision.plan
 
-    def admission(self, *, require_version: str | None = None) -> AbstractAsyncContextManager[Admission]:
+    def admission(
+        self, *, require_version: str | None = None, request_id: str = ""
+    ) -> AbstractAsyncContextManager[Admission]:
         """Let a request in; see :meth:`Admissions.admit`."""
-        return self._admissions.admit(require_version=require_version)
+        return self._admissions.admit(require_version=require_version, request_id=request_id)
 
     # Changing
 

@@ -45,7 +45,7 @@ class Gate:
         self._holds: dict[str, float] = {}
         self._leases: dict[str, Lease] = {}
         self._timers: dict[str, asyncio.Task[None]] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], float] = {}
         self._refusal: ErrorBody | None = None
         self.closures = 0
         self.waits = 0
@@ -64,6 +64,21 @@ class Gate:
     def queued(self) -> int:
         """How many requests wait."""
         return len(self._waiting)
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the one that waits longest has waited; 0 when nobody does."""
+        return self._clock.monotonic() - min(self._waiting.values()) if self._waiting else 0.0
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Who holds the door shut from inside: operations and recoveries."""
+        return tuple(self._holds)
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """Who holds it shut from outside, the one that ends last first."""
+        return tuple(sorted(self._leases.values(), key=lambda lease: -lease.deadline))
 
     @property
     def lease(self) -> Lease | None:
@@ -146,17 +161,18 @@ class Gate:
             ) from None
 
     async def _wait(self) -> None:
+        since = self._clock.monotonic()
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiter)
+        self._waiting[waiter] = since
         try:
             while not self._passable():
                 await waiter
                 # It may have been closed again before this ran: queue up once more, keeping the age.
-                self._waiting.discard(waiter)
+                del self._waiting[waiter]
                 waiter = asyncio.get_running_loop().create_future()
-                self._waiting.add(waiter)
+                self._waiting[waiter] = since
         finally:
-            self._waiting.discard(waiter)
+            self._waiting.pop(waiter, None)
 
     def _passable(self) -> bool:
         if self._refusal is not None:

@@ -19,12 +19,20 @@ class Scope(Enum):
 
 
 class Reader:
-    """One request inside. ``version`` is the digest of the version that it was let in to, and holds its instance."""
+    """One request inside.
 
-    __slots__ = ("_lock", "since", "submitted", "version")
+    Attributes:
+        request_id: who it is.
+        since: the clock's reading when it entered.
+        version: the digest of the version that it was let in to; it holds that version's instance.
+        submitted: True once the engine has its prompt.
+    """
 
-    def __init__(self, lock: "UpdateLock", since: float) -> None:
+    __slots__ = ("_lock", "request_id", "since", "submitted", "version")
+
+    def __init__(self, lock: "UpdateLock", since: float, request_id: str) -> None:
         self._lock = lock
+        self.request_id = request_id
         self.since = since
         self.submitted = False
         self.version = ""
@@ -41,12 +49,18 @@ class Reader:
 
 
 class UpdateLock:
-    """The lock."""
+    """The lock.
+
+    Attributes:
+        writer: who has claimed it, "" when nobody has; ``writer_since`` is the clock's reading then.
+    """
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
         self._readers: dict[Reader, None] = {}  # in order of entry
         self._claimed = False
+        self.writer = ""
+        self.writer_since = 0.0
         self._sleepers: list[asyncio.Future[None]] = []
 
     @property
@@ -65,15 +79,19 @@ class UpdateLock:
         first = next(iter(self._readers), None)
         return 0.0 if first is None else self._clock.monotonic() - first.since
 
-    async def enter(self) -> Reader:
+    def readers(self) -> tuple[Reader, ...]:
+        """Return who is inside, the oldest first."""
+        return tuple(self._readers)
+
+    async def enter(self, request_id: str = "") -> Reader:
         """Become a reader, after any writer."""
         while self._claimed:
             await self._sleep()
-        reader = Reader(self, self._clock.monotonic())
+        reader = Reader(self, self._clock.monotonic(), request_id)
         self._readers[reader] = None
         return reader
 
-    def claim(self) -> None:
+    def claim(self, writer: str = "") -> None:
         """Become the writer: nobody enters any more. Those inside still are; see :meth:`idle`.
 
         Raises:
@@ -81,11 +99,11 @@ class UpdateLock:
         """
         if self._claimed:
             raise RuntimeError("the update lock has a writer already")
-        self._claimed = True
+        self._claimed, self.writer, self.writer_since = True, writer, self._clock.monotonic()
 
     def release(self) -> None:
         """Stop being the writer."""
-        self._claimed = False
+        self._claimed, self.writer = False, ""
         self._wake()
 
     def holding(self, version: str) -> int:

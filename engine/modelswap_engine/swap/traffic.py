@@ -63,7 +63,7 @@ class Window:
         core, traffic = self._core, self._traffic
         self._closed_at = core.clock.monotonic()
         core.gate.close(self._hold, allowance=traffic.timeout_seconds + _SLACK_SECONDS)
-        core.lock.claim()
+        core.lock.claim(self._operation.id)
         self._claimed = True
         self.inside = core.lock.inside
         policy = POLICIES[traffic.mode]

@@ -1,11 +1,13 @@
 """The engine's state as it is published: everything in one message, composed without asking anybody."""
 
+from collections import Counter
 from typing import Final
 
-from modelswap_engine.protocol.engine_state import EngineState, GateState
+from modelswap_engine.protocol.engine_state import EngineState, GateState, LeaseState, LockState, ReaderState
 from modelswap_engine.swap.core import Core
 
 _NAMES_SHOWN: Final = 100
+_READERS_SHOWN: Final = 20
 
 
 def engine_state(core: Core) -> EngineState:
@@ -34,6 +36,7 @@ def engine_state(core: Core) -> EngineState:
         repair=core.operations.own.status if core.operations.own is not None else None,
         restart_advice=core.growth.advice,
         gate=gate_state(core),
+        lock=lock_state(core),
         operation=core.current_status(),
         update=core.update.state(core.clock.monotonic()) if core.update is not None else None,
         ranks=list(core.backend.ranks()),
@@ -53,6 +56,8 @@ def gate_state(core: Core) -> GateState:
     return GateState(
         open=core.gate.is_open,
         queued=core.gate.queued,
+        oldest_queued_seconds=core.gate.oldest_seconds,
+        holders=list(core.gate.holders),
         in_flight=core.lock.inside,
         oldest_in_flight_seconds=core.lock.oldest_seconds,
         closures=core.gate.closures,
@@ -60,4 +65,30 @@ def gate_state(core: Core) -> GateState:
         lease_id=lease.id if lease is not None else "",
         lease_owner=lease.owner if lease is not None else "",
         lease_seconds_left=max(0.0, lease.deadline - core.clock.monotonic()) if lease is not None else 0.0,
+        leases=[
+            LeaseState(id=held.id, owner=held.owner, seconds_left=max(0.0, held.deadline - core.clock.monotonic()))
+            for held in core.gate.leases
+        ],
+    )
+
+
+def lock_state(core: Core) -> LockState:
+    """Return who is inside and who wants everybody out."""
+    lock, now = core.lock, core.clock.monotonic()
+    readers = lock.readers()
+    return LockState(
+        writer=lock.writer,
+        writer_seconds=now - lock.writer_since if lock.claimed else 0.0,
+        readers=len(readers),
+        admitting=sum(not reader.submitted for reader in readers),
+        by_version=dict(Counter(reader.version for reader in readers)),
+        oldest=[
+            ReaderState(
+                request_id=reader.request_id,
+                version=reader.version,
+                submitted=reader.submitted,
+                seconds=now - reader.since,
+            )
+            for reader in readers[:_READERS_SHOWN]
+        ],
     )

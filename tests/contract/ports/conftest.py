@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from blockbuster import blockbuster_ctx
 from structlog.testing import capture_logs
 
 from tests.support.ports import Ports, open_ports
+from tests.support.strict import watched
 
 
 @pytest.fixture(autouse=True)
 def nothing_blocks() -> Iterator[None]:
-    """Fail when our HTTP code blocks the event loop."""
-    with blockbuster_ctx("modelswap_engine.http"):
+    """Fail when our code blocks the event loop."""
+    with watched():
         yield
 
 

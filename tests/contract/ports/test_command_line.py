@@ -55,7 +55,9 @@ async def test_a_refused_swap_exits_with_one_and_says_why(ports: Ports) -> None:
 async def test_plan_state_check_and_pause(ports: Ports) -> None:
     target = ports.publish("1.1", norm=b"N" * 2)
     assert "1 of 2 change" in (await run(ports, "plan", "--source", target.uri)).stdout
-    assert "open, 0 in flight" in (await run(ports, "state")).stdout
+    shown = (await run(ports, "state")).stdout
+    assert "open, 0 queued" in shown
+    assert "0 inside" in shown
     assert (await run(ports, "check")).stdout.startswith("ok: 2 tensors")
     assert (await run(ports, "check", "none*")).exit_code in (0, 1)
     paused = await run(ports, "pause", "--seconds", "20", "-o", "json")

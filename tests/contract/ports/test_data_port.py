@@ -117,7 +117,9 @@ async def test_models(ports: Ports) -> None:
     ("fields", "status", "code", "param"),
     [
         ({"model": "other"}, 404, "model_not_found", "model"),
-        ({"n": 2}, 400, "unsupported_parameter", "n"),
+        ({"n": 0}, 400, "invalid_value", "n"),
+        ({"n": 17}, 400, "invalid_value", "n"),
+        ({"n": 2, "best_of": 3}, 400, "unsupported_parameter", "best_of"),
         ({"messages": []}, 400, "invalid_value", "messages"),
         ({"temperature": 3}, 400, "invalid_value", "temperature"),
         ({"max_tokens": CONTEXT}, 400, "context_length_exceeded", "messages"),

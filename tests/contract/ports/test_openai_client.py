@@ -48,8 +48,8 @@ async def test_errors_arrive_as_the_clients_own_types(ports: Ports) -> None:
             await client.completions.create(model=MODEL, prompt="x" * 500)
         assert long.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError) as several:
-            await client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
-        assert several.value.param == "n"
+            await client.completions.create(model=MODEL, prompt="x", best_of=2)
+        assert several.value.param == "best_of"
 
 
 async def test_an_error_within_a_stream_is_raised(ports: Ports) -> None:

@@ -25,8 +25,8 @@ def completion(**fields: Any) -> requests.CompletionRequest:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2), ("echo", True), ("best_of", 2), ("logprobs", True), ("logprobs", 5), ("top_logprobs", 3),
-        ("suffix", "x"), ("tools", [{}]), ("logit_bias", {"1": 5}), ("presence_penalty", 0.5), ("n", "1"), ("n", 0),
+        ("echo", True), ("best_of", 2), ("logprobs", True), ("logprobs", 5), ("top_logprobs", 3),
+        ("suffix", "x"), ("tools", [{}]), ("logit_bias", {"1": 5}), ("presence_penalty", 0.5),
         ("response_format", {"type": "json_object"}), ("modalities", ["audio"]), ("audio", {}),
     ],
 )  # fmt: skip
@@ -39,6 +39,18 @@ def test_what_is_not_done_is_refused_by_name(name: str, value: object) -> None:
 def test_neutral_values_and_unknown_fields_pass() -> None:
     neutral = {"n": 1, "echo": False, "tools": [], "logit_bias": None, "presence_penalty": 0.0, "user": "u", "x": 1}
     requests.refuse_unsupported(json.dumps(neutral).encode())
+
+
+@pytest.mark.parametrize(("n", "wanted"), [(None, 1), (1, 1), (16, 16)])
+def test_numbers_of_choices(n: int | None, wanted: int) -> None:
+    assert requests.number_of_choices(completion(n=n)) == wanted
+
+
+@pytest.mark.parametrize("n", [0, -1, 17])
+def test_bad_numbers_of_choices(n: int) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        requests.number_of_choices(chat(n=n))
+    assert caught.value.details["param"] == "n"
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"1", b"{", b"\xff", b"[" * 100_000])

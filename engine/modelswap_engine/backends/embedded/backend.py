@@ -56,6 +56,7 @@ class EmbeddedBackend:
     ) -> None:
         self._settings = settings
         self._environ = os.environ if environ is None else environ
+        self._version = f"transformers {importlib.metadata.version('transformers')}"  # reads files
         self._streams = Streams()
         self._workers: list[WorkerProcess] = []
         self._proven: dict[int, str] = {}
@@ -109,7 +110,7 @@ class EmbeddedBackend:
         refused = {TrafficMode.OVERLAP.value: _ONE_RANK} if self._settings.ranks > 1 else {}
         return Capabilities(
             kind="embedded",
-            version=f"transformers {importlib.metadata.version('transformers')}",
+            version=self._version,
             traffic_modes=[mode for mode in TrafficMode if mode not in refused],
             refused_modes=refused,
             rollback=True,

@@ -13,12 +13,13 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-class SpanBody(msgspec.Struct, frozen=True):
-    """``tokens`` consecutive tokens made by one version."""
+class SpanBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``tokens`` consecutive tokens made by one version, in the choice ``index``."""
 
     version: str
     digest: str
     tokens: int
+    index: int = 0
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -68,16 +69,16 @@ class Shape:
         self.whole_object = "chat.completion" if chat else "text_completion"
         self.chunk_object = "chat.completion.chunk" if chat else "text_completion"
 
-    def whole(self, text: str, finish: str | None) -> dict[str, Any]:
-        """Return the one choice of a complete answer."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+    def whole(self, text: str, finish: str | None, *, index: int) -> dict[str, Any]:
+        """Return one choice of a complete answer."""
+        choice: dict[str, Any] = {"index": index, "finish_reason": finish, "logprobs": None}
         if self._chat:
             return {**choice, "message": {"role": "assistant", "content": text, "refusal": None}}
         return {**choice, "text": text}
 
-    def chunk(self, text: str, finish: str | None, *, first: bool) -> dict[str, Any]:
-        """Return the one choice of a chunk; a chat's first chunk names the role."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+    def chunk(self, text: str, finish: str | None, *, first: bool, index: int) -> dict[str, Any]:
+        """Return the one choice of a chunk; a choice's first chunk names the role in a chat."""
+        choice: dict[str, Any] = {"index": index, "finish_reason": finish, "logprobs": None}
         if not self._chat:
             return {**choice, "text": text}
         delta: dict[str, str] = {"role": "assistant"} if first else {}

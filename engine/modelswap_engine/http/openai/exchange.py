@@ -5,7 +5,7 @@ travels as an event in the stream.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from modelswap_engine.http.errors import body_of, internal
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai import bodies
 from modelswap_engine.http.openai.answer import Answer, Piece
+from modelswap_engine.http.openai.choices import merged
 from modelswap_engine.http.sse import EventStream
 from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import ErrorEnvelope, ModelswapError, WorkerLost
@@ -74,6 +75,8 @@ class Exchange:
     """What is needed to answer one request.
 
     Attributes:
+        order: what the engine was asked; of several answers the first.
+        answers: as many as the client asked for, all to the same prompt.
         adapter_digest: of the LoRA adapter that is used, "" for the base model.
         label: names a version by its digest.
         include_usage: a stream ends with a chunk of token counts.
@@ -82,7 +85,7 @@ class Exchange:
 
     shape: bodies.Shape
     order: Generate
-    answer: Answer
+    answers: Sequence[Answer]
     outcome: Outcome
     model: str
     created: int
@@ -93,21 +96,23 @@ class Exchange:
 
     async def whole(self) -> web.Response:
         """Answer in one body."""
-        texts: list[str] = []
-        finish: str | None = None
-        async with aclosing(self.answer.pieces()) as pieces:
-            async for piece in pieces:
-                if not texts:
+        texts: list[list[str]] = [[] for _ in self.answers]
+        finishes: list[str | None] = [None for _ in self.answers]
+        async with aclosing(merged(self.answers)) as pieces:
+            async for number, piece in pieces:
+                if not any(texts):
                     self.outcome.first_token()
-                texts.append(piece.text)
-                finish = piece.finish
-        choices = [self.shape.whole("".join(texts), finish)]
-        body = self._body(self.shape.whole_object, choices, usage=self._usage(), modelswap=self._extension())
+                texts[number].append(piece.text)
+                finishes[number] = piece.finish
+        ended = enumerate(zip(texts, finishes, strict=True))
+        choices = [self.shape.whole("".join(said), finish, index=number) for number, (said, finish) in ended]
+        extension = self._extension(range(len(self.answers)))
+        body = self._body(self.shape.whole_object, choices, usage=self._usage(), modelswap=extension)
         return json_response(body, headers=self._headers())
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Answer in server-sent events."""
-        async with aclosing(self.answer.pieces()) as pieces:
+        async with aclosing(merged(self.answers)) as pieces:
             first = await anext(pieces)
             self.outcome.first_token()
             stream = EventStream(request, headers=self._headers(), write_seconds=self.write_seconds)
@@ -127,41 +132,54 @@ class Exchange:
             await stream.close()
             return stream.response
 
-    async def _send(self, stream: EventStream, first: Piece, rest: AsyncIterator[Piece]) -> None:
-        await stream.data(self._chunk(first, first=True))
-        async for piece in rest:
-            await stream.data(self._chunk(piece, first=False))
+    async def _send(
+        self, stream: EventStream, first: tuple[int, Piece], rest: AsyncIterator[tuple[int, Piece]]
+    ) -> None:
+        begun = {first[0]}
+        await stream.data(self._chunk(*first, first=True))
+        async for number, piece in rest:
+            await stream.data(self._chunk(number, piece, first=number not in begun))
+            begun.add(number)
         if self.include_usage:
             await stream.data(encode(self._body(self.shape.chunk_object, [], usage=self._usage())))
 
-    def _chunk(self, piece: Piece, *, first: bool) -> bytes:
-        choices = [self.shape.chunk(piece.text, piece.finish, first=first)]
-        extension = self._extension() if piece.finish else None
-        return encode(self._body(self.shape.chunk_object, choices, modelswap=extension))
+    def _chunk(self, number: int, piece: Piece, *, first: bool) -> bytes:
+        choices = [self.shape.chunk(piece.text, piece.finish, first=first, index=number)]
+        extension = self._extension([number]) if piece.finish else None
+        return encode(self._body(self.shape.chunk_object, choices, of=number, modelswap=extension))
 
-    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> bodies.Body:
+    def _body(self, kind: str, choices: list[dict[str, Any]], *, of: int | None = None, **more: Any) -> bodies.Body:
+        digest = self._digest() if of is None else self.answers[of].digest
         return bodies.Body(
             id=self.order.request_id,
             object=kind,
             created=self.created,
             model=self.model,
-            system_fingerprint=f"fp_{self.answer.digest.removeprefix('sha256:')[:12]}",
+            system_fingerprint=f"fp_{digest.removeprefix('sha256:')[:12]}",
             choices=choices,
             **more,
         )
 
     def _headers(self) -> dict[str, str]:
-        headers = {VERSION_HEADER: header_value(self.label(self.answer.digest)), DIGEST_HEADER: self.answer.digest}
+        digest = self._digest()
+        headers = {VERSION_HEADER: header_value(self.label(digest)), DIGEST_HEADER: digest}
         if self.adapter_digest:
             headers |= {ADAPTER_HEADER: self.order.adapter, ADAPTER_DIGEST_HEADER: self.adapter_digest}
         return headers
 
-    def _extension(self) -> bodies.Extension | None:
-        if not self.answer.mixed:
-            return None
-        spans = [bodies.SpanBody(self.label(span.digest), span.digest, span.tokens) for span in self.answer.spans]
-        return bodies.Extension(spans=spans)
+    def _digest(self) -> str:
+        """Return the version that answers; of several the one of the first answer that has begun."""
+        return next((answer.digest for answer in self.answers if answer.digest), "")
+
+    def _extension(self, numbers: Sequence[int]) -> bodies.Extension | None:
+        spans = [
+            bodies.SpanBody(self.label(span.digest), span.digest, span.tokens, number)
+            for number in numbers
+            for span in self.answers[number].spans
+            if self.answers[number].mixed
+        ]
+        return bodies.Extension(spans=spans) if spans else None
 
     def _usage(self) -> bodies.Usage:
-        prompt, completion = len(self.order.prompt), self.answer.completion_tokens
+        prompt, completion = len(self.order.prompt), sum(answer.completion_tokens for answer in self.answers)
         return bodies.Usage(prompt, completion, prompt + completion)

@@ -21,6 +21,7 @@ class StreamOptions(msgspec.Struct):
 
 class _Common(msgspec.Struct, kw_only=True):
     model: str
+    n: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -61,6 +62,8 @@ class ChatRequest(_Common, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
 
 
+MAX_CHOICES: Final = 16
+
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "audio": (),
     "best_of": (1,),
@@ -77,7 +80,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "min_p": (0,),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "n": (1,),
     "prediction": (),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
@@ -106,6 +108,18 @@ def refuse_unsupported(body: bytes) -> None:
         value = fields.get(name)
         if value is not None and not any(value == item for item in neutral):
             raise UnsupportedParameter.of(name)
+
+
+def number_of_choices(request: _Common) -> int:
+    """Return how many answers are wanted.
+
+    Raises:
+        InvalidValue: none, or too many.
+    """
+    wanted = 1 if request.n is None else request.n
+    if not 1 <= wanted <= MAX_CHOICES:
+        raise InvalidValue.of("n", f"{wanted} is not between 1 and {MAX_CHOICES}")
+    return wanted
 
 
 def stop_strings(request: _Common) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ are left in reverse, each exactly once, however the request ends.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,7 @@ from modelswap_engine.http.openai import bodies, requests
 from modelswap_engine.http.openai.answer import Answer
 from modelswap_engine.http.openai.errors import ModelNotFound, Overloaded
 from modelswap_engine.http.openai.exchange import Exchange, Outcome
-from modelswap_engine.http.openai.sampling import generate_of
+from modelswap_engine.http.openai.sampling import generate_of, several
 from modelswap_engine.http.openai.text import TextStream
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.text_model import TextModel
@@ -119,35 +119,40 @@ class DataPort:
             return await self._serve(request, decode(raw, requests.ChatRequest), bodies.Shape(chat=True))
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
-        """Take one of the places, which bound how many bodies and answers are in memory."""
-        if self._inside >= self._settings.max_requests:
+    def _place(self, number: int = 1) -> Iterator[None]:
+        """Take places, which bound how many bodies and answers are in memory."""
+        if number and self._inside + number > self._settings.max_requests:
             raise Overloaded(
                 f"{self._inside} requests are being worked on, more are not taken",
                 advice="try again shortly, or at another replica",
             )
-        self._inside += 1
+        self._inside += number
         try:
             yield
         finally:
-            self._inside -= 1
+            self._inside -= number
 
     async def _serve(self, request: web.Request, ask: AnyRequest, shape: bodies.Shape) -> web.StreamResponse:
         self._require_model(ask.model)
-        stops = requests.stop_strings(ask)
+        stops, number = requests.stop_strings(ask), requests.number_of_choices(ask)
         encode_prompt = _encoder(ask)
         required = request.headers.get(REQUIRE_HEADER)
-        with Outcome(self._metrics, clock=self._clock, on_lost=self._coordinator.worker_lost) as outcome:
+        request_id = f"{shape.prefix}-{secrets.token_hex(12)}"
+        with (
+            self._place(number - 1),
+            Outcome(self._metrics, clock=self._clock, on_lost=self._coordinator.worker_lost) as outcome,
+        ):
             async with (
-                self._coordinator.admission(require_version=required) as admission,
+                self._coordinator.admission(require_version=required, request_id=request_id) as admission,
                 self._adapter(ask.model) as adapter,
+                AsyncExitStack() as streams,
             ):
                 live = admission.live
                 outcome.version = live.version
                 text = self._resources.of(live.digest)
                 order = generate_of(
                     ask,
-                    request_id=f"{shape.prefix}-{secrets.token_hex(12)}",
+                    request_id=request_id,
                     prompt=await _bounded(encode_prompt, text),
                     text=text,
                     context_limit=self._settings.context_limit,
@@ -155,20 +160,25 @@ class DataPort:
                     version=live.digest,
                 )
                 self._require_live(live)
-                stream = self._backend.generate(order)
+                tokens = []
+                for one in several(order, number):
+                    tokens.append(self._backend.generate(one))
+                    streams.push_async_callback(tokens[-1].aclose)
                 admission.submitted()
-                async with aclosing(stream) as tokens:
-                    answer = Answer(
-                        tokens,
+                answers = [
+                    Answer(
+                        stream,
                         text=TextStream(text.decode, stops),
                         eos=frozenset(text.eos),
                         required_digest=live.digest if required else None,
                         trusted=lambda: self._coordinator.trusted,
                     )
-                    exchange = self._exchange(
-                        ask, shape=shape, order=order, answer=answer, outcome=outcome, adapter=adapter
-                    )
-                    return await (exchange.stream(request) if ask.stream else exchange.whole())
+                    for stream in tokens
+                ]
+                exchange = self._exchange(
+                    ask, shape=shape, order=order, answers=answers, outcome=outcome, adapter=adapter
+                )
+                return await (exchange.stream(request) if ask.stream else exchange.whole())
 
     @asynccontextmanager
     async def _adapter(self, name: str) -> AsyncIterator[Entry | None]:
@@ -197,14 +207,14 @@ class DataPort:
         *,
         shape: bodies.Shape,
         order: Generate,
-        answer: Answer,
+        answers: Sequence[Answer],
         outcome: Outcome,
         adapter: Entry | None,
     ) -> Exchange:
         return Exchange(
             shape=shape,
             order=order,
-            answer=answer,
+            answers=answers,
             outcome=outcome,
             model=ask.model,
             adapter_digest=adapter.content.digest if adapter is not None else "",

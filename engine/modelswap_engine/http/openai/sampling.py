@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from modelswap_engine.backends.port import Generate, Sampling
 from modelswap_engine.http.openai.errors import ContextLengthExceeded, InvalidValue
 from modelswap_engine.http.openai.requests import ChatRequest, CompletionRequest
@@ -63,6 +65,19 @@ def max_new_tokens(
         return asked
     usual = defaults.max_new_tokens or (room if isinstance(request, ChatRequest) else COMPLETION_DEFAULT_TOKENS)
     return min(room, usual)
+
+
+def several(order: Generate, number: int) -> tuple[Generate, ...]:
+    """Return so many orders for the same prompt; with a seed, each draws from one of its own."""
+    if number == 1:
+        return (order,)
+
+    def another(index: int) -> Generate:
+        seed = order.sampling.seed
+        sampling = order.sampling if seed is None else msgspec.structs.replace(order.sampling, seed=seed + index)
+        return msgspec.structs.replace(order, request_id=f"{order.request_id}-{index}", sampling=sampling)
+
+    return tuple(another(index) for index in range(number))
 
 
 def generate_of(
