@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelswap_engine.protocol.messages import SwapStatus
+from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.e2e_local.conftest import Serve
 from tests.support.clients import asking, makers
@@ -58,6 +59,45 @@ async def test_worker_dies_in_the_middle_of_a_swap(serve: Serve, pair: Path, poi
     assert status.error is not None
     await until_ready(served)
     await assert_serves(served, "1.0")
+
+
+async def test_worker_killed_while_two_instances_overlap(serve: Serve, pair: Path) -> None:
+    served = serve("--reclaim-seconds", "600")
+    begun = asyncio.Event()
+    old = asking(served.data_url, tokens=1900, begun=begun)
+    await begun.wait()
+    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1", mode=TrafficMode.OVERLAP)
+    while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.VERIFIED:
+        await asyncio.sleep(0.02)
+    os.kill(served.worker_pid(), signal.SIGKILL)
+    # The answer on the old instance is lost and says so; the new version was live already, and is again.
+    assert (await old).error["retryable"] is True
+    assert (await asyncio.to_thread(served.ended, "op-1")).state is SwapState.SERVING
+    await until_ready(served)
+    await assert_serves(served, "1.1")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("action", ["raise", "exit"])
+async def test_a_second_instance_that_does_not_come_up_costs_nothing_but_itself(
+    serve: Serve, pair: Path, action: str
+) -> None:
+    served = serve(fault=f"overlap:{action}#1")
+    worker = served.worker_pid()
+    begun = asyncio.Event()
+    old = asking(served.data_url, tokens=600, begun=begun)
+    await begun.wait()
+    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1", mode=TrafficMode.OVERLAP)
+    assert (await asyncio.to_thread(served.ended, "op-1")).state is SwapState.ABORTED
+    answer = await old
+    await until_ready(served)
+    await assert_serves(served, "1.0")
+    if action == "exit":
+        return  # the next worker would end there, too
+    assert (answer.failure, makers(answer), served.worker_pid()) == ("", {"1.0"}, worker)
+    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-2", mode=TrafficMode.OVERLAP)
+    assert (await asyncio.to_thread(served.ended, "op-2")).state is SwapState.SERVING
+    await assert_serves(served, "1.1")
 
 
 @pytest.mark.full

@@ -4,6 +4,7 @@ import pytest
 
 from modelswap_engine.protocol.assignment import Assignment, AssignmentCandidate, AssignmentTarget
 from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.swapping import OWNER, POD, World, checkpoint, request
 
@@ -27,8 +28,15 @@ async def world(tmp_path):
     await world.stop()
 
 
-async def killed_at(world: World, target: VersionRef, state: SwapState, *, engine_survives: bool) -> None:
-    await world.coordinator.swap(request(target, revision=3))
+async def killed_at(
+    world: World,
+    target: VersionRef,
+    state: SwapState,
+    *,
+    engine_survives: bool,
+    mode: TrafficMode = TrafficMode.DRAIN,
+) -> None:
+    await world.coordinator.swap(request(target, revision=3, traffic=Traffic(mode=mode)))
 
     async def until():
         async for status in world.coordinator.watch("op-1"):
@@ -44,11 +52,12 @@ async def killed_at(world: World, target: VersionRef, state: SwapState, *, engin
     await world.crash(engine_survives=engine_survives)
 
 
+@pytest.mark.parametrize("mode", [TrafficMode.DRAIN, TrafficMode.OVERLAP])
 @pytest.mark.parametrize("engine_survives", [False, True])
 @pytest.mark.parametrize("state", STATES)
-async def test_killed_in_a_swap_without_an_assignment(world, state, engine_survives):
+async def test_killed_in_a_swap_without_an_assignment(world, state, engine_survives, mode):
     target = world.publish("1.1", checkpoint(q=b"QQQQ"))
-    await killed_at(world, target, state, engine_survives=engine_survives)
+    await killed_at(world, target, state, engine_survives=engine_survives, mode=mode)
     intended = world.journal.state.intent is not None or world.journal.state.outcome("op-1") is not None
     await world.start()
     expected = target if intended else world.template
