@@ -30,6 +30,7 @@ from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import BadRequest, NotFound, StateMoved
 from modelswap_engine.protocol.messages import (
     CancelRequest,
+    CheckAction,
     CheckRequest,
     CheckResult,
     Fence,
@@ -195,14 +196,17 @@ def cancel(
 
 def check(
     pattern: Annotated[str, typer.Argument(help="Names of tensors to check (glob).")] = "*",
+    action: Annotated[
+        CheckAction, typer.Option(help="Snapshot and Compare need an engine with --debug-checks.")
+    ] = CheckAction.VERIFY,
     url: Url = _URL,
     token_file: TokenFile = None,
     output: Format = Output.TEXT,
 ) -> None:
-    """Re-hash the live tensors against the live version's manifest; exit code 1 when they differ."""
+    """Re-hash the live tensors against the live version's manifest, or a snapshot; exit code 1 when they differ."""
     from modelswap_engine.cli import render
 
-    found = _client(url, token_file).post("/check", CheckRequest(pattern=pattern), CheckResult)
+    found = _client(url, token_file).post("/check", CheckRequest(pattern=pattern, action=action), CheckResult)
     _show(found, output, render.check)
     if not found.ok:
         raise typer.Exit(1)

@@ -188,7 +188,11 @@ def check(found: CheckResult) -> RenderableType:
     amount = f"{found.checked} tensors, {size(found.bytes)} in {seconds(found.seconds)}"
     head = f"{verdict}: {amount}, version {found.digest[:19]}"
     lines: list[RenderableType] = [Text(head, style="" if found.ok else "red")]
-    lines += [Text(f"{item.name}: expected {item.expected}, live {item.actual}") for item in found.mismatched]
+    lines += [
+        Text(f"{item.name} ({item.coordinates} coordinates): expected {item.expected}, live {item.actual}")
+        for item in found.mismatched
+    ]
+    lines += [Text(f"not read by the engine: {', '.join(found.unread)}")] if found.unread else []
     return Group(*lines)
 
 

@@ -54,12 +54,14 @@ _DRIFT_PATIENCE: Final = 60.0
 class Drift:
     """Live tensors that are not what the live version says, by checkpoint name; none while all is well.
 
-    ``attempts`` to repair them were made so far, ``repaired`` counts the times that they were right again.
+    ``attempts`` to repair them were made so far, ``begun`` of them and of earlier ones; ``repaired`` counts the times
+    that they were right again.
     """
 
     names: tuple[str, ...] = ()
     message: str = ""
     attempts: int = 0
+    begun: int = 0
     repaired: int = 0
 
 
@@ -305,10 +307,13 @@ class Core:
     def sound(self) -> None:
         """The live tensors have been proved to be what they must be."""
         self.drift.repaired += bool(self.drift.names)
-        self.drift.names, self.drift.message, self.drift.attempts = (), "", 0
-        self.gate.open(_DRIFT_HOLD)
+        self._forget_drift()
         if self.reason == "Drifted":
             self.healthy()
+
+    def _forget_drift(self) -> None:
+        self.drift.names, self.drift.message, self.drift.attempts = (), "", 0
+        self.gate.open(_DRIFT_HOLD)
 
     def loaded(self) -> None:
         """A whole version was loaded: memory is as after a start, and every tensor was proved."""
@@ -342,6 +347,7 @@ class Core:
         """No version can be served: everybody is refused until a whole version has been loaded."""
         self.live = self.previous = None
         self.quarantined = self.quarantined or quarantine
+        self._forget_drift()  # what is not served any more is not repaired
         self.troubled(reason, error.message)
         refusal = NotReady(
             f"this engine cannot serve: {error.message}",

@@ -81,7 +81,10 @@ def begin(core: Core, request: SwapRequest) -> Operation:
         Busy: another operation is in progress, or a weight update is open.
     """
     current = core.operations.current
-    if current is not None:
+    if current is not None and current is core.operations.own and current.reversible:
+        # A repair that has not touched anything gives way: the swap takes the damaged tensors along.
+        current.interrupt(Busy("a swap came first", advice="it stages what is damaged, too"))
+    elif current is not None:
         raise Busy(f"operation {current.id!r} is in progress", advice="wait for its end, or cancel it")
     if core.update is not None and core.update.id != request.operation_id:
         raise Busy(f"weight update {core.update.id!r} is open", advice="wait for its commit, or abort it")

@@ -27,11 +27,14 @@ async def repair(core: Core) -> bool:
         if live is None or not core.drift.names or core.operations.current is not None:
             return not core.drift.names  # a swap that waits its turn stages what is damaged, too
         core.drift.attempts += 1
+        core.drift.begun += 1
         failure = await recovery.guarded(lambda: _attempt(core))
+        if core.live is None:
+            return False  # it was given up on the way
         if not core.drift.names:
             log.warning("repaired live tensors of %s by loading them again", live.digest)
             return True
-        if core.drift.attempts >= core.settings.repair_attempts and core.live is not None:
+        if core.drift.attempts >= core.settings.repair_attempts:
             core.unpublish("Quarantined", _hopeless(core.drift.names, failure).body(), quarantine=True)
         return False
 
@@ -45,7 +48,7 @@ async def _attempt(core: Core) -> None:
         core.sound()
         return
     request = SwapRequest(
-        operation_id=f"repair-{core.settings.boot_id}-{core.drift.attempts}",
+        operation_id=f"repair-{core.settings.boot_id}-{core.drift.begun}",
         target=live.ref,
         traffic=Traffic(mode=TrafficMode.ABORT),
         loading=Loading(verify=VerifyMode.STRICT, keep_previous=False),

@@ -23,7 +23,7 @@ from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.plan import Decision, Nothing, ReadTensors
 from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.reclaim import reclaim
-from modelswap_engine.swap.records import Intent
+from modelswap_engine.swap.records import Intent, Served
 from modelswap_engine.swap.traffic import Window
 from modelswap_engine.swap.versions import Version
 
@@ -101,6 +101,7 @@ class Transaction:
             if isinstance(decision.work, Nothing):
                 # The wanted bytes are live already; only their name and the adapters on them may be new.
                 await self._core.companion.stage(operation.id, asked.adapters, target=self._new.digest)
+                operation.check()
                 self._core.companion.seal()
                 self._core.publish(self._new, previous=self._core.previous)
             else:
@@ -197,6 +198,8 @@ class Transaction:
         operation.advance(_S.VERIFIED)
         core.retiring = old
         core.publish(new, previous=old)
+        if new.lasts:  # whatever becomes of the engine while the old instance ends, this is what it must serve
+            await core.record_owed(Served(version=new.ref))
         if await reclaim(core, operation, old) is not None:
             # An engine that cannot let go of an instance is not sound; what must be live is loaded anew.
             await recovery.revive(core, new, operation_id=operation.id)

@@ -18,7 +18,7 @@ from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import BadRequest, ModelswapError, StateMoved, Unauthenticated, Unavailable
 from modelswap_engine.protocol.messages import Fence, RollbackRequest, SwapStatus
 from modelswap_engine.protocol.states import SwapState
-from tests.support.ports import TOKEN, Ports
+from tests.support.ports import TOKEN, Ports, open_ports
 from tests.support.serve import environment
 
 
@@ -63,6 +63,17 @@ async def test_plan_state_check_and_pause(ports: Ports) -> None:
     paused = await run(ports, "pause", "--seconds", "20", "-o", "json")
     assert json.loads(paused.stdout)["gate"]["leaseOwner"] == "cli"
     assert "open" in (await run(ports, "resume")).stdout
+
+
+async def test_a_check_against_a_snapshot_names_what_changed(tmp_path: Path) -> None:
+    async with open_ports(tmp_path, debug_checks=True) as ports:
+        assert (await run(ports, "check", "--action", "Snapshot")).exit_code == 0
+        ports.backend.live["norm"] = b"!!"
+        changed = await run(ports, "check", "--action", "Compare")
+        assert changed.exit_code == 1
+        assert "norm (checkpoint coordinates): expected" in changed.stdout
+        ports.backend.live["norm"] = b"nn"
+        assert (await run(ports, "check", "--action", "Compare")).exit_code == 0
 
 
 async def test_cancel_without_an_operation(ports: Ports) -> None:

@@ -186,6 +186,17 @@ async def test_cancelling_while_the_engine_is_parked_comes_before_the_commit(wor
     world.assert_serves(world.template)
 
 
+async def test_cancelling_a_swap_that_only_renames_is_kept_too(world):
+    again = world.publish("1.0-bis", checkpoint())
+    await world.coordinator.swap(request(again))
+    for _ in range(3):  # it is on its way, and has nothing to stage
+        await asyncio.sleep(0)
+    await world.coordinator.cancel("op-1", CancelRequest(fence=fence()))
+    status = await world.ended("op-1")
+    assert status.state is SwapState.ABORTED
+    world.assert_serves(world.template)
+
+
 async def test_cancelling_is_refused_once_the_weights_become_live(world, target):
     world.backend.faults["commit"] = Fault.HANG
     await world.coordinator.swap(request(target))

@@ -102,6 +102,14 @@ async def test_a_rollback_after_an_overlap_reads_nothing(world, target):
     world.assert_serves(world.template)
 
 
+async def test_an_engine_that_dies_with_its_old_instance_comes_back_with_the_new_version(world, target):
+    world.backend.faults |= {"retire": Fault.DIE, "load": Fault.DIE}
+    status = await world.swap(target, traffic=OVERLAP)
+    assert status.state is SwapState.SERVING
+    await world.clock.advance(30)
+    world.assert_serves(target)
+
+
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LATE_ERROR, Fault.RAISE, Fault.DIE, Fault.HANG])
 @pytest.mark.parametrize("step", ["prepare", "commit", "verify", "retire"])
 async def test_whatever_fails_one_whole_version_serves_and_nothing_is_left_behind(world, target, step, fault):

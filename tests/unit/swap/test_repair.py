@@ -107,6 +107,20 @@ async def test_a_swap_takes_the_damaged_tensors_along(world):
     assert world.state.operation == status
 
 
+async def test_a_repair_that_hangs_gives_way_to_a_swap(world):
+    world.backend.faults["stage"] = Fault.HANG
+    damage(world, "norm")
+    await check(world)
+    await world.clock.settle()
+    assert world.state.operation.operation_id.startswith("repair-")
+    before = world.clock.now
+    target = world.publish("1.1", checkpoint(embed=b"E" * 8))
+    status = await world.swap(target)
+    assert (status.state, world.clock.now) == (SwapState.SERVING, before)
+    world.assert_serves(target)
+    assert world.state.repair.state is SwapState.ABORTED
+
+
 async def test_going_back_does_not_use_what_was_retained_beside_damaged_tensors(world):
     target = world.publish("1.1", checkpoint(q=b"QQQQ"))
     await world.swap(target)
