@@ -98,6 +98,11 @@ class AdapterDesk:
         """Bring what belongs to the new base into the engine's memory."""
         self._together = self._change(change, target)
         await self._together.stage(self._read, operation_id)
+        # Ahead of the commit: after a crash whichever base comes up has its own. For the old one it changes nothing.
+        for source in self._together.bound():
+            before = self._registrations.get(source.name)
+            await self._registrations.came_with_base(source, bases={self._together.source, target})
+            self._together.ahead[source.name] = (before, self._registrations[source.name])
 
     def seal(self) -> None:
         """Refuse the change of the base if an adapter came meanwhile that blocks it."""
@@ -118,6 +123,9 @@ class AdapterDesk:
         together, self._together = self._together, None
         if together is None:
             return
+        if not together.switched:
+            for name, (before, after) in together.ahead.items():
+                await self._registrations.put_back(name, before, unless=after)
         live = self._registrations.base.live_ref()
         bases = {together.target, together.source, live.digest if live is not None else ""}
         for source in together.end(drain_seconds=self._settings.drain_seconds):

@@ -99,7 +99,7 @@ class Registrations(Mapping[str, Registered]):
         await self._record(Registered(name=target.version, accepted=accepted, sources=sources))
 
     async def came_with_base(self, source: AdapterSource, *, bases: set[str]) -> None:
-        """Remember a content that came with a base, beside those of the other bases that may come back."""
+        """Remember a content that comes with a base, beside those of the other bases that may come back."""
         known = self.get(source.name)
         kept = [
             other
@@ -108,6 +108,11 @@ class Registrations(Mapping[str, Registered]):
         ]
         accepted = known.accepted if known is not None else fences.Accepted()
         await self._record(Registered(name=source.name, accepted=accepted, sources=(source, *kept)))
+
+    async def put_back(self, name: str, before: Registered | None, *, unless: Registered) -> None:
+        """Forget what :meth:`came_with_base` remembered ahead of a swap that failed, unless somebody decided since."""
+        if self.get(name) is unless:
+            await self._record(before or Registered(name=name, accepted=fences.Accepted()))
 
     async def _record(self, record: Registered) -> None:
         self._names.pop(record.name, None)

@@ -19,7 +19,7 @@ class LoraSettings:
         served_model_name: the base's name, which no adapter may take.
         pod_uid: the pod this runs in, "" outside a cluster.
         load_seconds: how long finding, reading and placing an adapter may take.
-        acquire_seconds: how long a request may wait for a slot.
+        acquire_seconds: how long a request may wait for a slot; less than a swap waits for requests on their way in.
         drain_seconds: after a base swap that replaced an adapter, when its old content counts as a tombstone.
     """
 
@@ -30,7 +30,7 @@ class LoraSettings:
     served_model_name: str = ""
     pod_uid: str = ""
     load_seconds: float = 300.0
-    acquire_seconds: float = 10.0
+    acquire_seconds: float = 5.0
     drain_seconds: float = 60.0
 
     @property

@@ -40,6 +40,7 @@ class Together:
         registered: what is registered now, by name; the desk's own mapping.
         source, target: digests of the old and the new base.
         change: what was asked for.
+        ahead: what was registered before and after contents for the new base were remembered ahead of its commit.
     """
 
     registry: Registry
@@ -51,6 +52,7 @@ class Together:
     sealed: bool = False
     switched: bool = False
     _staged: dict[str, _Staged] = field(default_factory=dict)
+    ahead: dict[str, tuple[Registered | None, Registered]] = field(default_factory=dict)
     _undo: list[tuple[str, Entry | None]] = field(default_factory=list)
     _switched: list[_Staged] = field(default_factory=list)
 
@@ -93,6 +95,10 @@ class Together:
                     source=msgspec.structs.replace(source, digest=read.content.digest),
                     registered=self.registered.get(name),
                 )
+
+    def bound(self) -> list[AdapterSource]:
+        """Return the staged contents that are bound to the new base."""
+        return [staged.source for staged in self._staged.values() if staged.source.base_digest == self.target]
 
     def seal(self) -> None:
         """Look once more before the engine stops: names may have come since. From now on none bound to a base does.
@@ -170,7 +176,7 @@ class Together:
     def _overtaken(self, name: str, staged: _Staged) -> bool:
         """Say whether somebody decided about the name after its content was staged."""
         now = self.registered.get(name)
-        if now is staged.registered:
+        if now is staged.registered or now is self.ahead.get(name, (None, None))[1]:
             return False
         return now is None or not now.sources or now.source_for(self.target) is not None
 

@@ -146,6 +146,17 @@ def test_any_operation_id(target: Target, identity: str, last: str) -> None:
 
 
 @relaxed
+@given(name=segments | st.sampled_from([".", "..", "a/b", "a//b", "%2e%2e/x"]), body=bodies)
+def test_any_adapter_name(target: Target, name: str, body: bytes) -> None:
+    from urllib.parse import quote
+
+    for safe in ("", "/"):
+        path = f"{CONTROL_PREFIX}/adapters/{quote(name, safe=safe)}"
+        for method in ("GET", "DELETE"):
+            assert_typed(*target.send(method, path, body, {}))
+
+
+@relaxed
 @given(value=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30))
 def test_any_if_match(target: Target, value: str) -> None:
     body = json.dumps(

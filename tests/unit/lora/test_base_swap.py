@@ -175,6 +175,7 @@ async def test_a_swap_that_fails_leaves_base_and_adapters_as_they_were(
     else:
         assert world.serving() == {"a": old, "gone": gone, "free": free}
         world.assert_serves(world.template)
+        assert "new" not in {status.name for status in world.desk.contents()}  # and nothing is remembered of it
     await world.settled()
     # And the next one goes through.
     status = await world.change(world.next, *wanted, unload=True, operation_id="op-2", revision=2)
@@ -337,6 +338,26 @@ async def test_after_a_crash_each_base_has_its_own_adapters(world: AdapterWorld,
     await world.start()
     assert world.serving() == {"a": old if target == "1.0" else new}
     assert world.desk.status("a").pinned
+    await world.settled()
+
+
+@pytest.mark.parametrize("step", ["stage", "prepare", "pause", "commit", "verify", "resume", "release"])
+async def test_killed_at_any_step_whichever_base_comes_up_has_its_own(world: AdapterWorld, step: str) -> None:
+    old = await world.load(world.source("a", "a-old", world.template))
+    wanted = [world.source("a", "a-new", world.next), world.source("new", "new", world.next)]
+    world.backend.faults[step] = Fault.HANG
+    await world.begin(world.next, *wanted)
+    assert world.backend.steps[-1] == step
+    await world.crash()
+    world.host.lose()
+    await world.start()
+    serving = world.serving()
+    if world.state.live == world.template:
+        assert serving == {"a": old}
+    else:
+        assert world.state.live == world.next
+        assert set(serving) == {"a", "new"}
+        assert serving["a"] != old
     await world.settled()
 
 

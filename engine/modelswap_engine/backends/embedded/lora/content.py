@@ -37,13 +37,20 @@ class LoadedAdapter:
         """Bytes of its matrices."""
         return sum(pair.down.nbytes + pair.up.nbytes for pair in self.pairs.values())
 
+    def on(self, device: torch.device) -> "LoadedAdapter":
+        """Return it on a device; itself when it is there."""
+        if all(pair.down.device == device for pair in self.pairs.values()):
+            return self
+        pairs = {name: Pair(down=pair.down.to(device), up=pair.up.to(device)) for name, pair in self.pairs.items()}
+        return LoadedAdapter(adapter_id=self.adapter_id, digest=self.digest, pairs=pairs)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "LoadedAdapter":
         # It is carried by requests, and the loop copies what a request carries when it starts it anew.
         return self
 
 
 def read_adapter(order: LoadAdapter, modules: Mapping[str, torch.nn.Module], *, pace: Pace) -> LoadedAdapter:
-    """Read the matrices of an adapter, each proven by hash and finite, in the dtype and on the device of its module.
+    """Read the matrices of an adapter into host memory, each proven by hash and finite, in the dtype of its module.
 
     Raises:
         ModelswapError: see :mod:`modelswap_engine.weights.reader`.
@@ -60,7 +67,7 @@ def _read_pair(item: AdapterModule, module: torch.nn.Module, *, pace: Pace) -> P
 
 
 def _ready(name: str, tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    ready = tensor.to(device=like.device, dtype=like.dtype).contiguous()
+    ready = tensor.to(dtype=like.dtype).contiguous()
     check_finite(name, ready)  # scaled, and in the model's dtype, it may be too large
     return ready
 

@@ -1,4 +1,4 @@
-"""The adapters of one worker: those in its memory, and those in its slots.
+"""The adapters of one worker: those in its host memory, and those in its slots, where the model computes.
 
 Every change is the exchange of one reference, so requests never wait for one. A request takes its adapter along when it
 is submitted; what happens to the slot afterwards changes nothing for it.
@@ -33,6 +33,7 @@ class AdapterStore:
     ) -> None:
         self._check = check
         self._modules = modules
+        self._device = next((module.get_parameter("weight").device for module in modules.values()), torch.device("cpu"))
         self._held: dict[str, LoadedAdapter] = {}
         self._slots: list[LoadedAdapter | None] = [None] * slots
         self._lock = threading.Lock()
@@ -65,7 +66,7 @@ class AdapterStore:
             self._check_slot(slot)
             if adapter_id not in self._held:
                 raise NotFound(f"adapter {adapter_id} is not in memory", advice="load it first")
-            self._slots[slot] = self._held[adapter_id]
+            self._slots[slot] = self._held[adapter_id].on(self._device)
 
     def clear(self, slot: int) -> None:
         """Empty a slot.
@@ -80,9 +81,10 @@ class AdapterStore:
     def drop(self, adapter_id: str) -> None:
         """Forget an adapter, in its slot too."""
         with self._lock:
-            gone = self._held.pop(adapter_id, None)
-            if gone is not None:
-                self._slots = [None if held is gone else held for held in self._slots]
+            self._held.pop(adapter_id, None)
+            for slot, placed in enumerate(self._slots):
+                if placed is not None and placed.adapter_id == adapter_id:
+                    self._slots[slot] = None
 
     def of(self, adapter_id: str) -> LoadedAdapter | None:
         """Return the adapter that a request asks for, None when it is in no slot."""

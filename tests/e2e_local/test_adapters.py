@@ -1,0 +1,175 @@
+"""LoRA adapters in a whole engine process under load: each answer is its own adapter's, to its last letter.
+
+An adapter here says one letter for ever, small on version 1.0 and capital on 1.1, so any mixing shows in the text: of
+adapters, of an adapter and the base, of an old and a new content, of a base and another base's adapter.
+"""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.answers import Answer
+from demo.asking import Question, ask_once
+from demo.load import Load
+from modelswap_engine.protocol.adapters import AdapterRegistry
+from tests.support.clients import makers, two_makers
+from tests.support.serve import Served
+
+pytestmark = pytest.mark.model
+
+LONG = 1500
+
+
+@pytest.fixture(scope="module")
+def spoken(pair: Path) -> Path:
+    """A folder with one adapter for each letter: small ones for 1.0, capital ones for 1.1."""
+    from tests.support.lora import speaking
+
+    folder = pair / "adapters"
+    for letter in "kqzx":
+        speaking(pair / "v1", folder / letter, letter)
+        speaking(pair / "v2", folder / letter.upper(), letter.upper())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory, pair: Path, spoken: Path) -> Iterator[Served]:
+    """One engine process with three slots for this file."""
+    options = ["--version", "1.0", "--lora-slots", "3", "--lora-max-rank", "8"]
+    served = Served(tmp_path_factory.mktemp("served"), pair / "v1", options=options, roots=[pair])
+    yield served.start().wait_ready()
+    served.stop()
+
+
+def several(answer: Answer) -> bool:
+    """Say whether more than one adapter shows in an answer."""
+    return len(set(answer.text)) > 1 or two_makers(answer)
+
+
+@asynccontextmanager
+async def load_on(served: Served, *names: str) -> AsyncIterator[dict[str, Load]]:
+    """Keep asking the base and adapters, all at the same time."""
+    loads = {
+        name: Load(
+            served.data_url, model=name, streams=2, max_tokens=32, ignore_eos=True,
+            mixed=two_makers if name == "tiny" else several,
+        )
+        for name in ("tiny", *names)
+    }  # fmt: skip
+    async with loads["tiny"]:
+        running = [await loads[name].__aenter__() for name in names]
+        try:
+            yield loads
+        finally:
+            for load in running:
+                await load.__aexit__(None, None, None)
+    for name, load in loads.items():
+        assert load.summary().clean, (name, load.summary().lines())
+
+
+def letters(load: Load) -> set[str]:
+    return set().union(*(set(answer.text) for answer in load.answers))
+
+
+async def command(served: Served, *arguments: str, code: int = 0) -> Any:
+    done = await asyncio.to_thread(served.command, *arguments, "-o", "json")
+    assert done.code == code, done.out + done.err
+    return json.loads(done.out) if done.out.startswith("{") else done.err
+
+
+async def load(served: Served, name: str, folder: Path, *more: str) -> dict[str, Any]:
+    found: dict[str, Any] = await command(served, "adapter", "load", name, "--source", str(folder), *more)
+    return found
+
+
+async def say(served: Served, name: str, *, tokens: int = 24, begun: asyncio.Event | None = None) -> Answer:
+    return await ask_once(served.data_url, Question(model=name, max_tokens=tokens, ignore_eos=True), begun=begun)
+
+
+def states(served: Served) -> dict[str, str]:
+    return {status.name: status.state for status in served.control.get("/adapters", AdapterRegistry).adapters}
+
+
+async def test_loading_replacing_evicting_and_unloading_under_load(served: Served, spoken: Path) -> None:
+    await load(served, "a", spoken / "k")
+    await load(served, "b", spoken / "z")
+    async with load_on(served, "a", "b") as loads:
+        await loads["tiny"].served_more(3)
+        replaced = await load(served, "a", spoken / "q")
+        await loads["a"].served_more(3)
+        # The third slot is for two more; each comes back to it from memory when it is asked for.
+        for name in ("c", "d"):
+            await load(served, name, spoken / "x")
+        for name in ("c", "d", "c"):
+            answer = await say(served, name)
+            assert (answer.failure, answer.text) == ("", "x" * 24)
+        view = served.control.get("/adapters", AdapterRegistry)
+        assert view.evictions >= 2
+        begun = asyncio.Event()
+        long = asyncio.create_task(say(served, "c", tokens=LONG, begun=begun))
+        await begun.wait()
+        gone = await command(served, "adapter", "unload", "c", "--drain-seconds", "0")
+        assert (gone["state"], gone["references"]) == ("Tombstone", 1)
+        assert "model_not_found" in str((await say(served, "c")).error)
+        answer = await long
+        assert (answer.failure, answer.text) == ("", "x" * LONG)
+        await loads["b"].served_more(3)
+    assert letters(loads["a"]) == {"k", "q"}
+    assert letters(loads["b"]) == {"z"}
+    assert set().union(*map(makers, loads["tiny"].answers)) == {"1.0"}
+    while "c" in states(served):  # it goes with its last request
+        await asyncio.sleep(0.02)
+    assert [
+        status.id for status in served.control.get("/adapters", AdapterRegistry).adapters if status.name == "a"
+    ] == [replaced["id"]]
+    for name in ("a", "b", "d"):
+        await command(served, "adapter", "unload", name)
+    assert states(served) == {}
+    assert served.state().memory.adapter_bytes >= 0
+
+
+async def test_base_and_adapter_change_together_under_load(served: Served, pair: Path, spoken: Path) -> None:
+    live = served.state().live
+    assert live is not None
+    await load(served, "a", spoken / "k", "--base-digest", live.digest)
+    new = (await command(served, "plan", "--source", str(pair / "v2"), code=1))["toDigest"]
+    swap = ["swap", "--source", str(pair / "v2"), "--version", "1.1"]
+    async with load_on(served, "a") as loads:
+        await loads["a"].served_more(3)
+        refused = await command(served, *swap, code=1)
+        assert refused["error"]["code"] == "IncompatibleAdapter"
+        done = await command(served, *swap, "--digest", new, "--adapter", f"a={spoken / 'K'}")
+        assert (done["state"], done["plan"]["adapters"]) == ("Serving", [f"a: {(spoken / 'K').as_uri()}"])
+        await loads["a"].served_more(3)
+        await command(served, "rollback")
+        await loads["a"].served_more(3)
+    # A small letter is 1.0's adapter on 1.0, a capital one 1.1's on 1.1; no answer is anything else.
+    assert {(answer.version, *set(answer.text)) for answer in loads["a"].answers} == {("1.0", "k"), ("1.1", "K")}
+    assert set().union(*map(makers, loads["tiny"].answers)) == {"1.0", "1.1"}
+    await command(served, "swap", "--source", str(pair / "v2"), "--version", "1.1", "--on-incompatible", "Unload")
+    assert (await say(served, "a")).text == "K" * 24  # what belongs to that base is known, and came with it
+    await command(served, "adapter", "unload", "a")
+
+
+async def test_killed_worker_and_killed_front_come_back_with_their_adapters(served: Served, spoken: Path) -> None:
+    await load(served, "a", spoken / "k", "--pinned")
+    await load(served, "b", spoken / "z")
+    victim = served.worker_pid()
+    os.kill(victim, signal.SIGKILL)
+    while served.state().restarts == 0 or not served.ready():
+        await asyncio.sleep(0.05)
+    assert [(await say(served, name)).text for name in ("a", "b")] == ["k" * 24, "z" * 24]
+    await command(served, "adapter", "unload", "b")
+    served.kill()
+    await asyncio.to_thread(served.start().wait_ready)
+    assert (await say(served, "a")).text == "k" * 24
+    assert "model_not_found" in str((await say(served, "b")).error)
+    assert states(served) == {"a": "Ready"}
+    assert makers(await say(served, "tiny")) == {"1.0"}
