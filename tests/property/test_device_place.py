@@ -135,25 +135,3 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_cuda_says_what_to_do(monkeypa
     assert "fewer ranks" in few.value.advice
     assert name_of(place_of(Device.CPU, rank=1)) == "cpu"
     place_of.cache_clear()
-
-
-def test_tensors_that_are_on_the_device_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    from transformers import modeling_utils
-
-    from modelswap_engine.backends.embedded import loading
-    from modelswap_engine.weights.pace import Pace
-    from modelswap_engine.weights.place import OnDevice
-    from tests.support.late_copies import LateCopies
-    from tests.support.models import tiny_llama
-    from tests.support.orders import ranges
-
-    ahead = list[object]()
-    monkeypatch.setattr(modeling_utils, "caching_allocator_warmup", lambda *_: ahead.append(0))
-    folder = tiny_llama(tmp_path / "model")
-    there = loading.build_model(str(folder), ranges(folder), pace=Pace(), place=OnDevice(LateCopies()))
-    assert not ahead  # the library would have taken the memory of a second model first
-    here = loading.build_model(str(folder), ranges(folder), pace=Pace())
-    assert all(torch.equal(tensor, here.state_dict()[name]) for name, tensor in there.state_dict().items())
-    modeling_utils.caching_allocator_warmup(there, {}, None)
-    assert ahead

@@ -340,10 +340,13 @@ class Pod(RuleBasedStateMachine):
             assert live is None or before is None or live == before
 
     async def _settled(self):
-        """Let the audit and the supervisor come to rest."""
+        """Let the audit and the supervisor come to rest; a worker that died often is started again after a pause."""
         await self.world.clock.settle()
         if self.world.state.live is not None:
             await self.world.clock.advance(2)
+        longest = self.world.coordinator._core.settings.retry_seconds[1]
+        if self.world.state.live is not None and not self.world.state.ready:
+            await self.world.clock.advance(longest + 2)
 
     async def _restart(self, survives):
         for client in self.clients:

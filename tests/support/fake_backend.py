@@ -55,6 +55,7 @@ class Fault(Enum):
     HANG = auto()  # no answer, ever
     LIE = auto()  # the answer names another digest
     FLIP = auto()  # a bit of a live tensor flips
+    LOSE = auto()  # the last replica dies after the step, the others live on
 
 
 class FakeBackend:
@@ -68,11 +69,15 @@ class FakeBackend:
         requests: what ``running`` answers.
         limit: bytes that the engine may use, -1 for no limit.
         instance: bytes that a second instance takes beside the tensors.
+        lost: with replicas (each of its ranks is one): the ranks that are dead while the others live.
     """
 
-    def __init__(self, *, read: Callable[[TensorRange], bytes], ranks: int = 2) -> None:
+    def __init__(self, *, read: Callable[[TensorRange], bytes], ranks: int = 2, replicas: bool = False) -> None:
         self._read = read
         self._size = ranks
+        self._replicas = replicas
+        self.lost: set[int] = set()
+        self._starts: Counter[int] = Counter()
         self._boots = 0
         self._alive = False
         self._busy = ""
@@ -108,6 +113,7 @@ class FakeBackend:
     def kill(self) -> None:
         """The worker dies."""
         self._alive = False
+        self.lost.clear()
         self._clear()
 
     @property
@@ -126,14 +132,37 @@ class FakeBackend:
     async def load(self, order: Load) -> Sequence[Reply]:
         if not self._alive:
             await self.start()
-        self._clear()
+        kept = order.keep_proven and self.lost and self.digest == order.digest
+        if not kept:
+            self._clear()
 
         def act() -> None:
             self.live = self._fetch(order.tensors)
             self.wanted = dict(self.live)
             self.digest = order.digest
+            self._starts.update(self.lost)
+            self.lost.clear()
 
         return await self._step("load", order.operation_id, act)
+
+    async def settle(self, operation_id: str, digest: str) -> Sequence[Reply]:
+        self.steps.append("settle")
+        if not self._alive or len(self.lost) == self._size or not self._replicas:
+            return []
+        if self.paused and self.committed == self.paused and self.undo is not None:
+            self.digest, old = self.undo
+            self.live = self.live | old
+        if self.digest != digest:
+            return []
+        self.staged, self.prepared, self.paused, self.committed = None, "", "", ""
+        self.undo = self.previous = None
+        return [self._reply(rank, operation_id, digest) for rank in range(self._size) if rank not in self.lost]
+
+    def _reply(self, rank: int, operation_id: str, digest: str) -> Reply:
+        return Reply(operation_id=operation_id, rank=rank, boot_id=self._boot_id(rank), digest=digest)
+
+    def _boot_id(self, rank: int) -> str:
+        return f"boot-{self._boots}.{self._starts[rank]}"
 
     def capabilities(self) -> Capabilities:
         return Capabilities(traffic_modes=list(self.modes), refused_modes=dict(self.why))
@@ -146,12 +175,19 @@ class FakeBackend:
 
     def ranks(self) -> Sequence[RankState]:
         return [
-            RankState(rank=rank, boot_id=f"boot-{self._boots}", pid=1, alive=self._alive, digest=self.digest)
+            RankState(
+                rank=rank,
+                boot_id=self._boot_id(rank),
+                pid=1,
+                alive=self._alive and rank not in self.lost,
+                digest="" if rank in self.lost else self.digest,
+                replica=rank if self._replicas else 0,
+            )
             for rank in range(self._size)
         ]
 
     async def memory(self) -> MemoryState:
-        self._need(self._alive, "memory of a dead engine")
+        self._need(self._alive and not self.lost, "memory of a dead engine")
         staged = _size(self.staged[2]) if self.staged is not None else 0
         staged += _size(self.inbox[1]) if self.inbox is not None else 0
         previous = _size(self.previous[1]) if self.previous is not None else 0
@@ -334,7 +370,7 @@ class FakeBackend:
             Reply(
                 operation_id=operation_id,
                 rank=rank,
-                boot_id=f"boot-{self._boots}",
+                boot_id=self._boot_id(rank),
                 error=error.body() if error is not None and rank == self._size - 1 else None,
                 digest="sha256:lie" if self._lying and rank == self._size - 1 else answered,
                 fetched_bytes=fetched_bytes if rank == 0 else 0,
@@ -369,6 +405,9 @@ class FakeBackend:
         if fault is Fault.DIE_AFTER:
             self.kill()
             self._need(self._alive, name)
+        if fault is Fault.LOSE:
+            self.lost.add(self._size - 1)
+        self._need(not self.lost or name == "load", name)
         return self.error if fault is Fault.LATE_ERROR else None
 
     def _fetch(self, tensors: Sequence[TensorRange]) -> Tensors:

@@ -67,12 +67,12 @@ def checkpoint(**changed: bytes) -> FakeCheckpoint:
 class World:
     """One pod: what survives its process, and the process."""
 
-    def __init__(self, folder: Path, **bounds: Any) -> None:
+    def __init__(self, folder: Path, *, replicas: bool = False, **bounds: Any) -> None:
         self.folder = folder
         self.bounds = bounds
         self.clock = ManualClock()
         self.sources = FakeSources()
-        self.backend = FakeBackend(read=self.sources.read)
+        self.backend = FakeBackend(read=self.sources.read, replicas=replicas)
         self.assignment: Assignment | None = None
         self.template = self.publish("1.0", checkpoint())
         self.boots = 0

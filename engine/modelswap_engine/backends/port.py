@@ -49,13 +49,16 @@ class TensorRange(Record, frozen=True, kw_only=True):
 class Load(Record, frozen=True, kw_only=True):
     """Load a whole version at start, or after a worker was lost.
 
-    ``directory`` holds the side files (config, tokenizer) of the version, ``tensors`` all its tensors.
+    ``directory`` holds the side files (config, tokenizer) of the version, ``tensors`` all its tensors. With
+    ``keep_proven`` replicas that live and have proven this very version are left as they are, with the requests that
+    they run: only the others are loaded.
     """
 
     operation_id: str
     digest: str
     directory: str
     tensors: tuple[TensorRange, ...]
+    keep_proven: bool = False
 
 
 class Stage(Record, frozen=True, kw_only=True):
@@ -153,6 +156,10 @@ class Hashes(Record, frozen=True, kw_only=True):
 
     ``unverifiable`` names tensors whose checkpoint bytes cannot be had back from the live ones. What the engine made of
     them is in ``runtime``; the ones that it does not read are nowhere.
+
+    Where ranks hold slices of a tensor, each hashes its own and compares it with the hash of the same slice of the
+    checkpoint's bytes, taken when the whole had just been proven; if all are right the answer is the hash of the whole.
+    Ranks that do not agree on a tensor answer with what each has: no hash, and so never the right one.
     """
 
     tensors: dict[str, str]
@@ -237,6 +244,14 @@ class Backend(Protocol):
         """Load a whole version into every rank, restarting dead ranks; proven by hash before it answers.
 
         Whatever was before is gone: what was staged or retained, a pause, requests that run.
+        """
+
+    async def settle(self, operation_id: str, digest: str) -> Sequence[Reply]:
+        """Bring replicas that live back to a version that they hold, without reading anything, after a loss elsewhere.
+
+        What was committed without a proof is undone, what is staged or retained is dropped, a pause ends. Only the
+        ranks of replicas that have proven ``digest`` afterwards, as a whole, answer; they serve again. The others need
+        a ``load``, as if they were dead. Never raises for a rank.
         """
 
     def capabilities(self) -> Capabilities:

@@ -110,11 +110,13 @@ def _memory(memory: MemoryState) -> str:
 
 def _ranks(now: EngineState) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("rank", "pid", "alive", "proved", "boot id"):
+    for column in ("rank", "replica", "pid", "alive", "proved", "running", "restarts", "boot id"):
         table.add_column(column)
     for rank in now.ranks:
         proved = rank.digest[:19] or "nothing"
-        table.add_row(str(rank.rank), str(rank.pid), "yes" if rank.alive else "no", proved, rank.boot_id)
+        numbers = [str(number) for number in (rank.rank, rank.replica, rank.pid)]
+        alive = "yes" if rank.alive else "no"
+        table.add_row(*numbers, alive, proved, str(rank.running), str(rank.restarts), rank.boot_id)
     return table
 
 

@@ -69,6 +69,8 @@ class ServeSettings:
     kv_blocks: int
     page_size: int
     device: Device
+    tensor_parallel: int
+    data_parallel: int
     lora_slots: int
     lora_max_rank: int
     lora_host_mib: int
@@ -114,18 +116,7 @@ async def _serve(settings: ServeSettings) -> None:
     stopping = _signals()
     served_name = settings.served_model_name or model.name
     authenticator = await _authenticator(settings)
-    backend = EmbeddedBackend(
-        EmbeddedSettings(
-            page_size=settings.page_size,
-            num_blocks=settings.kv_blocks,
-            max_batch_tokens=settings.max_batch_tokens,
-            weight_loaders=settings.weight_loader,
-            commit_method=settings.commit_method,
-            device=settings.device,
-            lora_slots=settings.lora_slots,
-            lora_max_rank=settings.lora_max_rank,
-        )
-    )
+    backend = EmbeddedBackend(_engine(settings))
     resources = VersionResources()
     clock, sources = SystemClock(), _sources(settings, model=model)
     adapters = AdapterDesk(host=backend, opener=sources, clock=clock, settings=_lora(settings, served_name=served_name))
@@ -171,6 +162,24 @@ async def _serve(settings: ServeSettings) -> None:
 def _sources(settings: ServeSettings, *, model: Path) -> Sources:
     roots = [model, *(root.resolve() for root in settings.allow_root)]
     return Sources({"file": FileSource(roots=roots, cache=settings.state_dir.resolve() / "manifests")})
+
+
+def _engine(settings: ServeSettings) -> EmbeddedSettings:
+    try:
+        return EmbeddedSettings(
+            page_size=settings.page_size,
+            num_blocks=settings.kv_blocks,
+            max_batch_tokens=settings.max_batch_tokens,
+            tensor_parallel=settings.tensor_parallel,
+            data_parallel=settings.data_parallel,
+            weight_loaders=settings.weight_loader,
+            commit_method=settings.commit_method,
+            device=settings.device,
+            lora_slots=settings.lora_slots,
+            lora_max_rank=settings.lora_max_rank,
+        )
+    except ValueError as error:
+        raise BadRequest(str(error), advice="see modelswap serve --help") from None
 
 
 def _lora(settings: ServeSettings, *, served_name: str) -> LoraSettings:

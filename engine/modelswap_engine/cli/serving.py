@@ -56,6 +56,8 @@ def serve(
         Device, typer.Option(help="Where the model runs; auto: a GPU where torch sees one, else the CPU.")
     ] = Device.AUTO,
     page_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Processes that hold one model together.")] = 1,
+    data_parallel: Annotated[int, typer.Option(min=1, help="Replicas of the model, each with its processes.")] = 1,
     lora_slots: Annotated[int, typer.Option(min=0, help="LoRA adapters that one batch can use; 0: none.")] = 0,
     lora_max_rank: Annotated[int, typer.Option(min=1, help="Highest rank of an adapter.")] = 64,
     lora_host_mib: Annotated[int, typer.Option(min=1, help="Memory for all adapters, in MiB.")] = 1024,

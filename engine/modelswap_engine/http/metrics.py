@@ -127,6 +127,7 @@ class _StateCollector(Collector):
             "cold_restart_advised", "1 when memory has grown or fragmented.", float(bool(state.restart_advice))
         )
         yield from self._memory(state)
+        yield from self._ranks(state)
         if state.adapters is not None and state.adapters.slots:
             yield from self._adapters(state.adapters)
 
@@ -175,6 +176,30 @@ class _StateCollector(Collector):
             yield _gauge("device_memory_limit_bytes", "Memory of the engine's devices.", memory.device_limit_bytes)
             free = memory.device_available_bytes
             yield _gauge("device_memory_available_bytes", "What tensors can still take of it.", free)
+
+    @staticmethod
+    def _ranks(state: EngineState) -> Iterator[Metric]:
+        labels = ["rank", "replica"]
+        alive = GaugeMetricFamily(f"{PREFIX}_rank_alive", "1 for a worker process that answers.", labels=labels)
+        proved = GaugeMetricFamily(
+            f"{PREFIX}_rank_proved", "1 for one that has proved the live version since its start.", labels=labels
+        )
+        running = GaugeMetricFamily(
+            f"{PREFIX}_replica_requests", "Requests that a replica computes.", labels=["replica"]
+        )
+        restarts = GaugeMetricFamily(
+            f"{PREFIX}_replica_restarts", "How often a replica's processes were started again.", labels=["replica"]
+        )
+        live = state.live.digest if state.live is not None else ""
+        for rank in state.ranks:
+            names = [str(rank.rank), str(rank.replica)]
+            alive.add_metric(names, float(rank.alive))
+            proved.add_metric(names, float(bool(live) and rank.alive and rank.digest == live))
+        for replica in sorted({rank.replica for rank in state.ranks}):
+            ranks = [rank for rank in state.ranks if rank.replica == replica]
+            running.add_metric([str(replica)], sum(rank.running for rank in ranks))
+            restarts.add_metric([str(replica)], max(rank.restarts for rank in ranks))
+        yield from (alive, proved, running, restarts)
 
 
 def _total(name: str, text: str, value: float) -> Metric:

@@ -68,13 +68,20 @@ class LockState(Message, frozen=True, kw_only=True):
 
 
 class RankState(Message, frozen=True, kw_only=True):
-    """One worker process. ``digest`` is what it proved under ``boot_id`` (empty: nothing proved yet)."""
+    """One worker process. ``digest`` is what it proved under ``boot_id`` (empty: nothing proved yet).
+
+    Ranks with the same ``replica`` hold one model together; ``running`` requests are counted on its first rank.
+    ``restarts`` is how often the replica's processes were started again.
+    """
 
     rank: int = 0
     boot_id: str = ""
     pid: int = 0
     alive: bool = False
     digest: str = ""
+    replica: int = 0
+    running: int = 0
+    restarts: int = 0
 
 
 class MemoryState(Message, frozen=True, kw_only=True):

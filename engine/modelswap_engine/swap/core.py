@@ -78,6 +78,7 @@ class Core:
         quarantined: True when neither version could be proved; only a whole load ends it.
         closing: True while the endpoints are being left.
         stopping: True once the process was told to end.
+        loaded_at: when a whole version was last loaded, in the clock's seconds.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Core:
         self._previous_until: float | None = None
         self._loaded_after = 0
         self.restarts = 0
+        self.loaded_at = 0.0
         self.seq = 1
         self.poked = asyncio.Event()
         self.probed = asyncio.Event()
@@ -148,7 +150,7 @@ class Core:
     def ready(self) -> bool:
         """True when new requests should be routed here; a pause of milliseconds does not change it."""
         serves = self.live is not None and not self.reason and not self.drift.names
-        return serves and not self.stopping and self.engine.healthy
+        return serves and not self.stopping and self.engine.able
 
     @property
     def etag(self) -> str:

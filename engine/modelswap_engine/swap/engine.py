@@ -5,7 +5,7 @@ typed error. An engine that does not answer in time counts as lost.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from modelswap_engine.backends.port import (
@@ -18,8 +18,8 @@ from modelswap_engine.backends.port import (
     Stage,
     StageRetained,
 )
-from modelswap_engine.protocol.engine_state import MemoryState
-from modelswap_engine.protocol.errors import DigestMismatch, Internal, WorkerLost, from_body
+from modelswap_engine.protocol.engine_state import MemoryState, RankState
+from modelswap_engine.protocol.errors import DigestMismatch, Internal, PeerFailed, WorkerLost, from_body
 from modelswap_engine.swap.clock import Clock, within
 from modelswap_engine.swap.settings import SwapSettings
 
@@ -43,6 +43,27 @@ class Engine:
         return bool(ranks) and all(rank.alive and self._proved.get(rank.rank) == rank.boot_id for rank in ranks)
 
     @property
+    def able(self) -> bool:
+        """True when at least one replica is whole and healthy: it serves while others are restarted."""
+        return self._some_replica(lambda rank: True)
+
+    def holds(self, digest: str) -> bool:
+        """Say whether at least one replica is whole and healthy and has proved this version."""
+        return self._some_replica(lambda rank: rank.digest == digest)
+
+    def _some_replica(self, condition: Callable[[RankState], bool]) -> bool:
+        replicas: dict[int, bool] = {}
+        for rank in self._backend.ranks():
+            well = rank.alive and self._proved.get(rank.rank) == rank.boot_id and condition(rank)
+            replicas[rank.replica] = replicas.get(rank.replica, True) and well
+        return any(replicas.values())
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of a model the engine holds."""
+        return len({rank.replica for rank in self._backend.ranks()}) or 1
+
+    @property
     def running(self) -> int:
         """How many requests the engine works on."""
         return self._backend.running()
@@ -61,6 +82,13 @@ class Engine:
         replies = await self._replies("load", order.operation_id, call, seconds, unless=unless)
         _agree(replies, order.digest)
         self._remember()
+
+    async def settle(self, operation_id: str, digest: str) -> bool:
+        """Bring back to a version what lives and holds it; says whether that is a whole replica, which serves again."""
+        replies = await self._bounded("settle", self._backend.settle(operation_id, digest), self._settings.call_seconds)
+        _agree(replies, digest)
+        self._proved |= {reply.rank: reply.boot_id for reply in replies}
+        return bool(replies) and self.holds(digest)
 
     async def stage(self, order: Stage | StageRetained, *, unless: asyncio.Future[None]) -> Replies:
         """Stage beside the live tensors; given up when ``unless`` says so, and then ended by :meth:`release`."""
@@ -135,9 +163,11 @@ class Engine:
         replies = await self._bounded(name, call, seconds, unless=unless)
         if not replies:
             raise WorkerLost(f"no rank answered to {name}", advice="the engine restarts its workers by itself")
+        errors = [from_body(reply.error) for reply in replies if reply.error is not None]
+        if errors:
+            # A rank that only failed because another did knows nothing of the reason.
+            raise next((error for error in errors if not isinstance(error, PeerFailed)), errors[0])
         for reply in replies:
-            if reply.error is not None:
-                raise from_body(reply.error)
             if reply.operation_id != operation_id:
                 raise Internal(f"rank {reply.rank} answered to {reply.operation_id!r}, asked was {operation_id!r}")
         return replies

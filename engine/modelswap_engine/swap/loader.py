@@ -52,15 +52,23 @@ async def prepare(core: Core, resolved: Resolved, *, label: str) -> Version:
 
 
 async def load(
-    core: Core, resolved: Resolved, *, label: str, operation_id: str, unless: asyncio.Future[None] | None = None
+    core: Core,
+    resolved: Resolved,
+    *,
+    label: str,
+    operation_id: str,
+    keep_proven: bool = False,
+    unless: asyncio.Future[None] | None = None,
 ) -> Version:
     """Load a resolved version into every rank and make it the live one, unless told to give up.
+
+    With ``keep_proven`` replicas that have proven it go on serving, and only the others are loaded.
 
     Raises:
         InsufficientMemory: the container cannot hold it; the engine was not touched.
         ModelswapError: it is not live; the engine may hold nothing at all.
     """
-    await _require_memory(core, resolved.manifest.total_bytes)
+    await _require_memory(core, resolved.manifest.total_bytes * core.engine.replicas)
     with core.store.pin(resolved.manifest.digest):
         version = await prepare(core, resolved, label=label)
         order = Load(
@@ -68,6 +76,7 @@ async def load(
             digest=version.digest,
             directory=str(version.directory),
             tensors=tuple(resolved.range_of(entry.name) for entry in resolved.manifest.tensors),
+            keep_proven=keep_proven,
         )
         try:
             await core.engine.load(order, unless=unless)
@@ -82,6 +91,7 @@ async def load(
         core.publish(version, previous=None)
         core.loaded()
         core.quarantined = False
+        core.loaded_at = core.clock.monotonic()
     return version
 
 
@@ -112,7 +122,7 @@ async def _require_memory(core: Core, needed: int) -> None:
         )
 
 
-async def reload(core: Core, ref: VersionRef, *, operation_id: str) -> Version:
+async def reload(core: Core, ref: VersionRef, *, operation_id: str, keep_proven: bool = False) -> Version:
     """Find a version again at its source and load it.
 
     Raises:
@@ -120,6 +130,6 @@ async def reload(core: Core, ref: VersionRef, *, operation_id: str) -> Version:
     """
     before = core.held()
     resolved = await find(core, ref)
-    version = await load(core, resolved, label=ref.version, operation_id=operation_id)
+    version = await load(core, resolved, label=ref.version, operation_id=operation_id, keep_proven=keep_proven)
     await core.forget(*before)
     return version

@@ -79,7 +79,7 @@ class Situation:
     changed in the side files from the live to the target version, ``resident`` the tensors that need not be read
     because the engine has received them. ``drifted`` are live tensors that are not what the live version says;
     ``previous_limit`` is how many bytes a retained version may take, -1 for any. ``adapters`` is what the change of
-    the base does to the adapters on it.
+    the base does to the adapters on it, ``replicas`` how many copies of the model stage it.
     """
 
     live: VersionRef
@@ -96,6 +96,7 @@ class Situation:
     drifted: frozenset[str] = frozenset()
     previous_limit: int = -1
     adapters: Effect = NO_EFFECT
+    replicas: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,15 +189,16 @@ def _work(situation: Situation, request: PlanRequest, names: tuple[str, ...]) ->
 def _memory_needed(situation: Situation, work: Work, names: tuple[str, ...], *, overlap: bool) -> int:
     """Return the bytes that the swap takes beside the live ones until it is over.
 
-    They are what is read, and what is saved before it is written over, or a second instance.
+    They are what is read, and what is saved before it is written over, or a second instance. Every copy of the model
+    takes them; the ranks of one copy share them.
     """
     if isinstance(work, Nothing):
         return 0
     target = situation.target_manifest
     read = _bytes(target, _absent(situation, names)) if isinstance(work, ReadTensors) else 0
     if overlap:
-        return read + situation.memory.instance_bytes
-    return read + (_bytes(target, names) if situation.capabilities.commit_method == COPY else 0)
+        return read * situation.replicas + situation.memory.instance_bytes
+    return (read + (_bytes(target, names) if situation.capabilities.commit_method == COPY else 0)) * situation.replicas
 
 
 def _absent(situation: Situation, names: Sequence[str]) -> list[str]:

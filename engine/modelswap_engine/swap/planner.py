@@ -82,6 +82,7 @@ async def _decide(core: Core, request: PlanRequest, version: Version) -> Decisio
             resident=version.resolved.held if isinstance(version.resolved, Received) else frozenset(),
             drifted=frozenset(core.drift.names),
             previous_limit=core.settings.previous_bytes,
+            replicas=core.engine.replicas,
         ),
         request,
     )

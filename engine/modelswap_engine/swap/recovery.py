@@ -48,8 +48,9 @@ async def abort(core: Core, operation: Operation, error: ModelswapError, *, stag
             await core.refresh_memory()
 
     operation.note(error=error.body())
-    if await guarded(drop) is not None and core.live is not None:
-        await revive(core, core.live, operation_id=operation.id)
+    live = core.live
+    if await guarded(drop) is not None and live is not None and not await _spared(core, live, operation.id):
+        await revive(core, live, operation_id=operation.id)
     return SwapState.ABORTED
 
 
@@ -72,6 +73,9 @@ async def roll_back(core: Core, operation: Operation, error: ModelswapError, old
     failure = await guarded(put_back)
     if failure is None:
         return SwapState.ROLLED_BACK
+    if standing and await _spared(core, old, operation.id):
+        log.warning("rolled back on the replicas that are left: %s", failure.message)
+        return SwapState.ROLLED_BACK
     log.warning("rolling back by a whole load of %s: %s", old.digest, failure.message)
     failure = await _reload(core, old, operation.id)
     if failure is None:
@@ -81,23 +85,50 @@ async def roll_back(core: Core, operation: Operation, error: ModelswapError, old
     return SwapState.QUARANTINED
 
 
-async def revive(core: Core, version: Version, *, operation_id: str) -> None:
-    """Load the version that must be live into the restarted workers; new requests wait at the gate meanwhile.
+async def _spared(core: Core, version: Version, operation_id: str) -> bool:
+    """Have a version live again on the replicas that are left; the supervisor looks after the others.
 
-    Where that fails nobody is served, and the supervisor goes on trying.
+    Says whether there are any: they serve from now on, and nobody waits for the rest to be loaded.
+    """
+    spared = False
+
+    async def settle() -> None:
+        nonlocal spared
+        spared = await core.engine.settle(operation_id, version.digest)
+
+    if await guarded(settle) is not None or not spared:
+        return False
+    core.publish(version, previous=None)
+    core.poked.set()
+    return True
+
+
+async def revive(core: Core, version: Version, *, operation_id: str) -> bool:
+    """Load the version that must be live into the restarted workers; says whether it worked.
+
+    New requests wait at the gate meanwhile, unless a replica is left that serves them. Where it fails and none is,
+    nobody is served. The supervisor goes on trying.
     """
     failure = await _reload(core, version, operation_id)
-    if failure is not None:
+    if failure is None:
+        return True
+    if core.engine.holds(version.digest):
+        log.warning("a replica cannot be restarted, the others serve: %s", failure.message)
+    else:
         core.unpublish("LoadFailed", failure.body())
         core.poked.set()
+    return False
 
 
 async def _reload(core: Core, version: Version, operation_id: str) -> ModelswapError | None:
     async def load() -> None:
-        await loader.reload(core, version.lasting, operation_id=operation_id)
+        await loader.reload(core, version.lasting, operation_id=operation_id, keep_proven=True)
 
-    core.gate.close(_HOLD)
-    core.troubled("Recovering", f"a worker was lost; loading {version.lasting.version} {version.lasting.digest} again")
+    lasting = version.lasting
+    alone = not core.engine.holds(version.digest)
+    if alone:
+        core.gate.close(_HOLD)
+        core.troubled("Recovering", f"a worker was lost; loading {lasting.version} {lasting.digest} again")
     try:
         failure = await guarded(load)
         if failure is None:
@@ -105,4 +136,5 @@ async def _reload(core: Core, version: Version, operation_id: str) -> ModelswapE
             core.healthy()
         return failure
     finally:
-        core.gate.open(_HOLD)
+        if alone:
+            core.gate.open(_HOLD)

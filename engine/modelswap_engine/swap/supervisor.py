@@ -12,6 +12,7 @@ from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.swap import loader, recovery, retention
 from modelswap_engine.swap.audit import audit, due
+from modelswap_engine.swap.backoff import Backoff
 from modelswap_engine.swap.clock import within
 from modelswap_engine.swap.core import Core, log
 from modelswap_engine.swap.records import Outcome, Record, Served, Template
@@ -33,6 +34,8 @@ class Supervisor:
         self._template = template
         self._assignment = assignment
         self._attempts = 0
+        shortest, longest = core.settings.retry_seconds
+        self._backoff = Backoff(shortest=shortest, longest=longest)
 
     async def run(self) -> None:
         """Watch, until cancelled."""
@@ -107,10 +110,25 @@ class Supervisor:
         operation = core.operations.current
         if operation is not None and operation.reversible:
             operation.interrupt(WorkerLost("a worker died", advice="it is restarted; try again"))
+        await self._calm_down()
         core.preempt()
         async with core.mutex:
             if core.live is not None and not core.engine.healthy:
-                await recovery.revive(core, core.live, operation_id=f"revive-{core.settings.boot_id}-{core.restarts}")
+                revived = await recovery.revive(
+                    core, core.live, operation_id=f"revive-{core.settings.boot_id}-{core.restarts}"
+                )
+                self._backoff.tried(succeeded=revived)
+
+    async def _calm_down(self) -> None:
+        """Wait before workers are started that die again and again."""
+        core = self._core
+        pause = self._backoff.pause(up=core.clock.monotonic() - core.loaded_at)
+        if not pause:
+            return
+        log.warning("a worker died soon after its start; it is started again in %g s", pause)
+        if not core.engine.able and not core.reason:
+            core.troubled("Recovering", f"a worker keeps dying; it is started again within {pause:g} s")
+        await core.clock.sleep(pause)
 
     async def _pause(self, seconds: float) -> None:
         try:

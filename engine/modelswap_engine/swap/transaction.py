@@ -103,6 +103,7 @@ class Transaction:
                 await self._core.companion.stage(operation.id, asked.adapters, target=self._new.digest)
                 operation.check()
                 self._core.companion.seal()
+                operation.check()
                 self._core.publish(self._new, previous=self._core.previous)
             else:
                 await self._stage(decision, self._new)
@@ -270,7 +271,8 @@ class Transaction:
 
 def _staged(replies: Replies) -> dict[str, int]:
     return {
-        "bytes_fetched": sum(reply.fetched_bytes for reply in replies),
+        # Every rank reads the same bytes of the local files, which came from the source once.
+        "bytes_fetched": max(reply.fetched_bytes for reply in replies),
         "bytes_staged": sum(reply.staged_bytes for reply in replies),
     }
 

@@ -1,9 +1,17 @@
 """The engine's state as it is published: everything in one message, composed without asking anybody."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
-from modelswap_engine.protocol.engine_state import EngineState, GateState, LeaseState, LockState, ReaderState
+from modelswap_engine.protocol.engine_state import (
+    EngineState,
+    GateState,
+    LeaseState,
+    LockState,
+    RankState,
+    ReaderState,
+)
 from modelswap_engine.swap.core import Core
 
 _NAMES_SHOWN: Final = 100
@@ -15,6 +23,7 @@ def engine_state(core: Core) -> EngineState:
     accepted = core.journal.state.accepted
     settings = core.settings
     reason, message = ("Stopping", "the engine is stopping") if core.stopping else (core.reason, core.message)
+    ranks = list(core.backend.ranks())
     return EngineState(
         software=settings.software,
         pod_uid=settings.pod_uid,
@@ -22,7 +31,7 @@ def engine_state(core: Core) -> EngineState:
         seq=core.seq,
         ready=core.ready,
         reason=reason,
-        message=message,
+        message=message or (_degraded(ranks) if core.live is not None and not core.engine.healthy else ""),
         quarantined=core.quarantined,
         served_model_name=settings.served_model_name,
         owner_uid=accepted.owner_uid if accepted is not None else "",
@@ -39,7 +48,7 @@ def engine_state(core: Core) -> EngineState:
         lock=lock_state(core),
         operation=core.current_status(),
         update=core.update.state(core.clock.monotonic()) if core.update is not None else None,
-        ranks=list(core.backend.ranks()),
+        ranks=ranks,
         memory=core.memory,
         audit=core.audit,
         assignment_revision=accepted.revision if accepted is not None and accepted.owned else 0,
@@ -48,6 +57,12 @@ def engine_state(core: Core) -> EngineState:
         restarts=core.restarts,
         adapters=core.companion.view(),
     )
+
+
+def _degraded(ranks: Sequence[RankState]) -> str:
+    """Say who does not serve while the others do."""
+    away = sorted(rank.rank for rank in ranks if not (rank.alive and rank.digest))
+    return f"ranks {', '.join(map(str, away))} of {len(ranks)} are being restarted" if away else ""
 
 
 def gate_state(core: Core) -> GateState:

@@ -134,17 +134,18 @@ class Proof:
         """
         return {name: self._whole[name] if value == self._slices.get(name) else value for name, value in found.items()}
 
-    def require(self, live: Mapping[str, torch.Tensor]) -> None:
+    def require(self, live: Mapping[str, torch.Tensor], *, pace: Pace | None = None) -> None:
         """Hash everything.
 
         Raises:
+            Cancelled: ``pace`` was cancelled.
             ManifestMismatch: a live tensor has other bytes than it must have.
         """
-        hashes, _ = self.hash(live, self._groups)
+        hashes, _ = self.hash(live, self._groups, pace=pace)
         for name in sorted(hashes.keys() - self.blind):
             if hashes[name] != self._wanted(name):
                 raise self._mismatch(name, hashes[name], self._wanted(name))
-        for item in self.runtime(live, self._groups):
+        for item in self.runtime(live, self._groups, pace=pace):
             if item.actual != item.expected:
                 raise self._mismatch(item.name, item.actual, item.expected)
 

@@ -279,12 +279,13 @@ class WeightUpdater:
         self._digest = version.digest
         self._written = version.tensors if change.method is Method.COPY else {}
 
-    def verify(self, *, strict: bool) -> str:
+    def verify(self, *, strict: bool, pace: Pace | None = None) -> str:
         """Prove that every live pointer is the expected one, with ``strict`` every byte; return the live digest.
 
         What was copied is compared where it lies, byte for byte.
 
         Raises:
+            Cancelled: ``pace`` was cancelled.
             Internal: a parameter points elsewhere, or does not hold what was copied into it.
             ManifestMismatch: a live tensor has other bytes than the version's manifest says.
         """
@@ -304,7 +305,7 @@ class WeightUpdater:
                     details={"tensor": name},
                 )
         if strict:
-            self._proof.require(self.snapshot().tensors)
+            self._proof.require(self.snapshot().tensors, pace=pace)
         return self._digest
 
     def release(self, operation_id: str, *, previous: bool) -> None:
@@ -322,6 +323,10 @@ class WeightUpdater:
     def would_be(self, version: Version) -> dict[str, torch.Tensor]:
         """Return the tensors of a version under every name that they will have in the module."""
         return {name: tensor for slot, tensor in version.tensors.items() for name in self._table.slot_of(slot).names}
+
+    def clear(self) -> None:
+        """Hold nothing but the live version, whoever staged or retained something."""
+        self._staged, self._prepared, self._applied, self._previous = None, None, None, None
 
     def snapshot(self) -> Snapshot:
         """Return the live tensors of this moment; safe beside a commit."""

@@ -94,7 +94,7 @@ async def test_broken_steps_are_undone(faulty: Engine, checkpoints: Checkpoints)
 
 
 async def test_a_worker_dies_with_its_front(faulty: Engine) -> None:
-    (worker,) = faulty.backend._workers
+    (worker,) = faulty.backend._groups[0].workers
     worker._writer.transport.abort()
     assert await asyncio.wait_for(worker._process.wait(), 20) in {0, -signal.SIGKILL}
 
@@ -211,8 +211,7 @@ async def test_a_staged_swap_is_undone_by_nothing_after_an_earlier_swap(
 async def test_a_worker_that_hangs_is_lost(hasty: Engine) -> None:
     """The last one here: it costs the worker."""
     os.kill(hasty.backend.ranks()[0].pid, signal.SIGSTOP)
-    impatient = EmbeddedBackend(replace(SETTINGS, call_timeout=0.3))
-    impatient._workers = hasty.backend._workers
+    hasty.backend._settings = replace(SETTINGS, call_timeout=0.3)
     with pytest.raises(WorkerLost, match="did not answer within"):
-        await impatient.memory()
+        await hasty.backend.memory()
     assert not hasty.backend.ranks()[0].alive

@@ -36,7 +36,7 @@ FAMILIES = [
 def team_of(rank: int, size: int) -> Iterator[Team]:
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
-        yield Team(seconds=10)
+        yield Team(torch.device("cpu"), seconds=10, load_seconds=10)
     finally:
         distributed.destroy_process_group()
 

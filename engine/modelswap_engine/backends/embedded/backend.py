@@ -7,17 +7,17 @@ sure that every rank was asked and every answer is seen.
 import asyncio
 import importlib.metadata
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
-
-import msgspec
 
 from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
 from modelswap_engine.backends.embedded import wire
+from modelswap_engine.backends.embedded.group import WorkerGroup
 from modelswap_engine.backends.embedded.limits import check_request
-from modelswap_engine.backends.embedded.process import CallOff, WorkerProcess
+from modelswap_engine.backends.embedded.merging import merged
+from modelswap_engine.backends.embedded.process import CallOff
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
-from modelswap_engine.backends.embedded.streams import Streams, TokenStream
+from modelswap_engine.backends.embedded.streams import TokenStream
 from modelswap_engine.backends.port import (
     Generate,
     Hashes,
@@ -37,7 +37,8 @@ from modelswap_engine.protocol.policy import TrafficMode
 _AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.TransferAnswer, wire.MemoryAnswer)
 
 
-_ONE_RANK: Final = "the ranks of a split model would run two instances in different orders, which hangs"
+_SPLIT: Final = "the ranks of a split model would run two instances in different orders, which hangs"
+_REPLICAS: Final = "a replica that is restarted meanwhile would have only one of the two instances"
 
 
 class EmbeddedBackend:
@@ -57,8 +58,11 @@ class EmbeddedBackend:
         self._settings = settings
         self._environ = os.environ if environ is None else environ
         self._version = f"transformers {importlib.metadata.version('transformers')}"  # reads files
-        self._streams = Streams()
-        self._workers: list[WorkerProcess] = []
+        self._groups = [
+            WorkerGroup(replica, settings, on_lost=self._lost, environ=self._environ)
+            for replica in range(settings.data_parallel)
+        ]
+        self._started = False
         self._proven: dict[int, str] = {}
         self._facts: wire.ModelFacts | None = None
 
@@ -66,48 +70,108 @@ class EmbeddedBackend:
 
     async def start(self) -> None:
         """Start the ranks, without weights."""
-        self._workers = await asyncio.gather(*(self._spawn(rank) for rank in range(self._settings.ranks)))
+        self._started = True
+        await self._start(self._groups)
 
-    async def _spawn(self, rank: int) -> WorkerProcess:
-        worker = WorkerProcess(
-            rank, self._settings, on_tokens=self._streams.deliver, on_lost=self._lost, environ=self._environ
-        )
-        await worker.start()
-        return worker
+    async def _start(self, groups: Iterable[WorkerGroup]) -> None:
+        """Start replicas, several at a time; the failure of one does not keep the others from coming up."""
+        outcomes = await asyncio.gather(*(group.start() for group in groups), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
-    def _lost(self, worker: WorkerProcess, message: str) -> None:
-        self._proven.pop(worker.rank, None)
-        self._streams.fail_all(message)
+    def _lost(self, rank: int) -> None:
+        self._proven.pop(rank, None)
 
     async def stop(self) -> None:
         """End every rank; requests still running end with an error."""
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        await asyncio.gather(*(group.stop("the engine was stopped") for group in self._groups))
         self._proven.clear()
         self._facts = None
-        self._streams.fail_all("the engine was stopped")
+        self._started = False
 
     async def load(self, order: Load) -> Sequence[Reply]:
-        """Load a whole version into every rank, restarting dead ranks; proven by hash before it answers."""
-        self._proven.clear()
-        self._facts = None
-        self._workers = [
-            worker if worker.alive else await self._spawn(worker.rank) for worker in self._workers
-        ] or await asyncio.gather(*(self._spawn(rank) for rank in range(self._settings.ranks)))
+        """Load a whole version into every rank, restarting dead ranks; proven by hash before it answers.
+
+        With ``keep_proven`` replicas that have proven it go on as they are.
+        """
+        self._started = True
+        kept = [group for group in self._groups if order.keep_proven and self._holds(group, order.digest)]
+        groups = [group for group in self._groups if group not in kept]
+        self._forget(groups)
+        for group in groups:
+            group.serving = False
+            group.slots.clear()
+        if not kept:
+            self._facts = None
+        await self._start(group for group in groups if not group.alive)
         answers = await self._ask(
             lambda call: wire.LoadCall(call=call, order=order),
             wire.Answer,
             timeout=self._settings.load_timeout,
             what="loading",
+            call_off=CallOff(
+                order=lambda call: wire.CancelCall(call=call),
+                error=SourceUnreadable,
+                advice="the source hangs or is slow; check its volume, or allow more time (load_timeout)",
+                expendable=True,  # what loads serves nobody
+            ),
+            groups=groups,
         )
+        replies = self._note_proof([answer.reply for answer in answers])
         if all(answer.reply.error is None for answer in answers):
-            self._facts = answers[0].facts
-        return self._note_proof([answer.reply for answer in answers])
+            self._facts = answers[0].facts if answers else self._facts
+            for group in groups:
+                group.serving = group.alive
+        return [*replies, *self._held(kept, order)]
+
+    def _holds(self, group: WorkerGroup, digest: str) -> bool:
+        return group.alive and group.serving and all(self._proven.get(w.rank) == digest for w in group.workers)
+
+    @staticmethod
+    def _held(groups: Iterable[WorkerGroup], order: Load) -> list[Reply]:
+        return [
+            Reply(operation_id=order.operation_id, rank=worker.rank, boot_id=worker.boot_id, digest=order.digest)
+            for group in groups
+            for worker in group.workers
+        ]
+
+    async def settle(self, operation_id: str, digest: str) -> Sequence[Reply]:
+        """Bring what lives back to a version that it holds; replicas that cannot are ended, and answer nothing."""
+        return [
+            reply
+            for replies in await asyncio.gather(*(self._settle(group, operation_id, digest) for group in self._groups))
+            for reply in replies
+        ]
+
+    async def _settle(self, group: WorkerGroup, operation_id: str, digest: str) -> list[Reply]:
+        if not group.alive or not group.serving:
+            return []
+        outcomes = await group.ask(
+            lambda call: wire.SettleCall(call=call, operation_id=operation_id),
+            timeout=self._settings.call_timeout,
+            what="coming to rest",
+        )
+        replies = [outcome.reply for outcome in outcomes if isinstance(outcome, wire.Answer)]
+        if len(replies) == len(outcomes) and all(r.error is None and r.digest == digest for r in replies):
+            return self._note_proof(replies)
+        if len(outcomes) > 1:
+            group.kill("its ranks could not be brought back to one version")
+        group.serving = False
+        return []
+
+    def _forget(self, groups: Iterable[WorkerGroup]) -> None:
+        for group in groups:
+            for worker in group.workers:
+                self._proven.pop(worker.rank, None)
 
     # What it is.
 
     def capabilities(self) -> Capabilities:
         """Say what this backend can do."""
-        refused = {TrafficMode.OVERLAP.value: _ONE_RANK} if self._settings.ranks > 1 else {}
+        settings = self._settings
+        why = _SPLIT if settings.tensor_parallel > 1 else _REPLICAS if settings.data_parallel > 1 else ""
+        refused = {TrafficMode.OVERLAP.value: why} if why else {}
         return Capabilities(
             kind="embedded",
             version=self._version,
@@ -136,8 +200,12 @@ class EmbeddedBackend:
                 pid=worker.pid,
                 alive=worker.alive,
                 digest=self._proven.get(worker.rank, "") if worker.alive else "",
+                replica=group.replica,
+                running=len(group.streams) if worker is group.workers[0] else 0,
+                restarts=max(0, group.starts - 1),
             )
-            for worker in self._workers
+            for group in self._groups
+            for worker in group.workers
         ]
 
     async def memory(self) -> MemoryState:
@@ -232,6 +300,13 @@ class EmbeddedBackend:
             lambda call: wire.VerifyCall(call=call, operation_id=operation_id, strict=strict),
             "verifying",
             timeout=self._settings.hash_timeout if strict else None,
+            call_off=CallOff(
+                order=lambda call: wire.CancelCall(call=call),
+                error=Cancelled,
+                advice="allow more time (hash_timeout), or hash in the background (loading.verify: Standard)",
+            )
+            if strict
+            else None,
         )
         return self._note_proof(replies)
 
@@ -264,19 +339,19 @@ class EmbeddedBackend:
             timeout=self._settings.hash_timeout,
             what="hashing",
             call_off=CallOff(
-                order=lambda call: wire.CancelHashes(call=call),
+                order=lambda call: wire.CancelCall(call=call),
                 error=Cancelled,
                 advice="ask for fewer tensors, or when the engine has less to do",
             ),
         )
-        for answer in answers:
+        found: dict[int, Hashes] = {}
+        for rank, answer in enumerate(answers):
             if answer.error is not None:
                 raise from_body(answer.error)
-        # One rank holds whole tensors.
-        found = answers[0].hashes
-        if found is None:
-            raise Internal("a worker answered a hash call with nothing")
-        return found
+            if answer.hashes is None:
+                raise Internal("a worker answered a hash call with nothing")
+            found[rank] = answer.hashes
+        return merged(found)
 
     async def transfer(self, order: TransferOrder, *, timeout: float) -> Sequence[TransferReply]:
         """Take weights in or give them out on every rank, within so many seconds."""
@@ -318,12 +393,18 @@ class EmbeddedBackend:
 
     async def place_adapter(self, adapter_id: str, slot: int) -> Sequence[Reply]:
         """Put a loaded adapter into a slot."""
-        return await self._control(
+        replies = await self._control(
             lambda call: wire.PlaceAdapterCall(call=call, adapter_id=adapter_id, slot=slot), "placing an adapter"
         )
+        if all(reply.error is None for reply in replies):
+            for group in self._groups:
+                group.slots[slot] = adapter_id
+        return replies
 
     async def clear_slot(self, slot: int) -> Sequence[Reply]:
         """Empty a slot."""
+        for group in self._groups:
+            group.slots.pop(slot, None)
         return await self._control(lambda call: wire.ClearSlotCall(call=call, slot=slot), "emptying a slot")
 
     async def drop_adapter(self, adapter_id: str) -> Sequence[Reply]:
@@ -352,16 +433,17 @@ class EmbeddedBackend:
         timeout: float,
         what: str,
         call_off: CallOff | None = None,
+        groups: Sequence[WorkerGroup] | None = None,
     ) -> list[_AnswerT]:
-        """Ask every rank at once; a lost rank is raised only when all others have answered."""
-        if not self._workers:
+        """Ask every rank (of some replicas) at once; a lost rank is raised only when all others have answered."""
+        if not self._started:
             raise NotReady("the engine is not started")
-        outcomes = await asyncio.gather(
-            *(worker.call(build, timeout=timeout, what=what, call_off=call_off) for worker in self._workers),
-            return_exceptions=True,
+        asked = (
+            group.ask(build, timeout=timeout, what=what, call_off=call_off)
+            for group in (self._groups if groups is None else groups)
         )
         answers: list[_AnswerT] = []
-        for outcome in outcomes:
+        for outcome in [outcome for outcomes in await asyncio.gather(*asked) for outcome in outcomes]:
             if isinstance(outcome, BaseException):
                 raise outcome
             if not isinstance(outcome, kind):
@@ -387,18 +469,16 @@ class EmbeddedBackend:
             NotReady: nothing is loaded, or the worker is gone.
         """
         check_request(request, self._loaded())
-        worker = self._workers[0]
-        if not worker.alive:
+        serving = [group for group in self._groups if group.serving and group.alive]
+        if not serving:
             raise NotReady("the worker is gone", advice="try again; it is being restarted")
-        key, stream = self._streams.open(
-            request, abort=lambda request_id: worker.send(wire.Abort(request_id=request_id))
-        )
-        worker.send(wire.Submit(request=msgspec.structs.replace(request, request_id=key)))
-        return stream
+        # A replica that was just caught up gets its adapters a moment later than its weights.
+        fit = [group for group in serving if not request.adapter or request.adapter in group.slots.values()]
+        return min(fit or serving, key=lambda group: len(group.streams)).generate(request)
 
     def running(self) -> int:
         """Say how many requests the engine is working on."""
-        return len(self._streams)
+        return sum(len(group.streams) for group in self._groups)
 
     @property
     def max_tokens(self) -> int:

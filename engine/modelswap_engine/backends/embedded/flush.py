@@ -4,7 +4,7 @@ Everything here is only legal while the loop is parked between two steps. It rea
 cache, because the library has no call for it; what is reached into is kept to this one file.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Any
 
 from transformers.generation.continuous_batching.requests import RequestStatus
@@ -25,11 +25,21 @@ def running(processor: Any, known: Container[str]) -> int:
     return len(scheduler.active_requests)
 
 
-def cancel(processor: Any, request_ids: Iterable[str]) -> None:
-    """Take requests out of the loop."""
-    for request_id in request_ids:
-        processor.scheduler.set_request_cancellation(request_id)
-    processor.scheduler.clear_cancelled_requests()
+def counted(processor: Any, known: Container[str]) -> int:
+    """Return how many known requests hold KV, and leave the others where they are.
+
+    For the ranks of a split model, where what one rank drops the others would go on with: a cancellation takes its way
+    through the loop, which all of them follow.
+    """
+    return sum(request_id in known for request_id in processor.scheduler.active_requests)
+
+
+def cancel_all(processor: Any) -> None:
+    """Take every request out of the loop."""
+    scheduler = processor.scheduler
+    for request_id in [*scheduler.active_requests, *scheduler.waiting_requests]:
+        scheduler.set_request_cancellation(request_id)
+    scheduler.clear_cancelled_requests()
 
 
 def requeue(processor: Any) -> int:

@@ -16,9 +16,11 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
 from modelswap_engine.backends.embedded import flush, sampler
+from modelswap_engine.backends.embedded.lockstep import Lockstep
 from modelswap_engine.backends.embedded.lora.adapters import Adapters
 from modelswap_engine.backends.embedded.prefix import PrefixKeys
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.embedded.team import Team
 from modelswap_engine.backends.port import FinishReason, Generate, RequestPolicy, Tokens
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ModelswapError
 from modelswap_engine.weights.place import full
@@ -77,6 +79,8 @@ class Generator:
         digest: returns the digest of the live weights.
         emit: takes new tokens; called by the generation thread, must not block.
         died: called once when the loop ends without having been told to.
+        team: the other ranks, of a model that is split. The first of them leads: it takes requests in and hands tokens
+            on; what the others decide beside their loops must follow from what all of them know.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Generator:
         digest: Callable[[], str],
         emit: Callable[[Tokens], None],
         died: Callable[[str], None],
+        team: Team | None = None,
     ) -> None:
         self._adapters = adapters
         self._digest = digest
@@ -95,12 +100,13 @@ class Generator:
         self._died = died
         self._open: dict[str, _Open] = {}
         self._lock = threading.Lock()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._started = False
         self._warm = threading.Event()
         self._warm_error = ""
         self._manager: Any = _manager(model, settings, _Router(self._deliver))
         adapters.attach(self._processor())
+        self._lockstep = Lockstep(self._manager, digest=digest) if team is not None else None
         self._prefixes = PrefixKeys(self._processor().cache, version=lambda: self._digest())
         self._prefixes.bar([_WARM_UP])
 
@@ -127,13 +133,14 @@ class Generator:
         Raises:
             Internal: the loop does not end; it still holds its memory.
         """
-        self._stopping = True
+        self._stopping.set()
         ended = self._end_all(FinishReason.ERROR, why)
         self._manager.stop(block=True, timeout=_STOP_SECONDS, hard_stop=True)
         if self._manager.is_running():
             raise Internal(
                 f"the generation loop did not end within {_STOP_SECONDS:g} s", advice="restart the worker process"
             )
+        self._manager.distributed_helper.destroy_cpu_comm_group()
         return ended + self._end_all(FinishReason.ERROR, why)
 
     def move(self, model: PreTrainedModel, *, digest: Callable[[], str]) -> float:
@@ -151,13 +158,16 @@ class Generator:
         thread = self._manager._generation_thread
         if thread is not None:
             thread.join()
-        if not self._stopping:
-            error = str(self._manager.background_thread_status.fatal_error or "it ended")
+        fatal = self._manager.background_thread_status.fatal_error
+        if self._lockstep is not None and fatal is None:
+            self._stopping.wait(_STOP_SECONDS)  # a peer was told to stop before this rank was
+        if not self._stopping.is_set():
+            error = str(fatal or "it ended")
             self._warm_error = self._warm_error or error
             self._warm.set()
             self._end_all(FinishReason.ERROR, error)
             if self._started:
-                self._died(error)
+                self._died(f"its generation loop broke: {error}")
 
     def submit(self, request: Generate) -> None:
         """Start a request; whatever goes wrong with it is said in its stream."""
@@ -182,6 +192,10 @@ class Generator:
         if accepted is None:
             self._end(request.request_id, FinishReason.ERROR, "the generation loop is not running")
 
+    def wake(self) -> None:
+        """The leading rank has something to do: do not let it wait for this one."""
+        self._manager._wake_up_loop.set()
+
     def abort(self, request_id: str) -> None:
         """Forget a request; nothing more is said about it."""
         with self._lock:
@@ -189,6 +203,8 @@ class Generator:
         self._manager.cancel_request(request_id)
 
     def _deliver(self, output: GenerationOutput) -> None:
+        if self._lockstep is not None:
+            self._lockstep.made(output)
         if output.request_id == _WARM_UP:
             self._warm_error = output.error or ""
             self._warm.set()
@@ -232,6 +248,11 @@ class Generator:
         """Return a context manager: inside it the loop stands between two steps."""
         return self._manager.pause()
 
+    def let_go(self) -> None:
+        """End a pause that only a peer asked for."""
+        if self._lockstep is not None:
+            self._lockstep.let_go()
+
     def check(self, policy: RequestPolicy) -> None:
         """Refuse a policy that the running requests contradict. Only legal while parked.
 
@@ -240,7 +261,8 @@ class Generator:
         """
         with self._lock:
             known = set(self._open)
-        running = flush.running(self._processor(), known)
+        look = flush.running if self._lockstep is None else flush.counted
+        running = look(self._processor(), known)
         if policy is RequestPolicy.NONE_RUNNING and running:
             raise Busy(
                 f"{running} requests are still running",
@@ -257,10 +279,10 @@ class Generator:
         frozen = flush.freeze(processor) if policy is RequestPolicy.FREEZE else []
         self._prefixes.bar(frozen)
         if policy is RequestPolicy.FREEZE:
-            return len(frozen)
+            return len(frozen) if self.leads else 0
         affected = self._abort_all(processor) if policy is RequestPolicy.ABORT else flush.requeue(processor)
         flush.empty_cache(processor)
-        return affected
+        return affected if self.leads else 0
 
     def _abort_all(self, processor: Any) -> int:
         with self._lock:
@@ -268,8 +290,13 @@ class Generator:
         for request_id in everything:
             # Also by the queue: the loop may have taken a request in that the scheduler does not have yet.
             self._manager.cancel_request(request_id)
-        flush.cancel(processor, everything)
+        flush.cancel_all(processor)
         return self._end_all(FinishReason.ABORT, "the model version changed")
+
+    @property
+    def leads(self) -> bool:
+        """True when requests come in and tokens go out here."""
+        return self._lockstep is None or self._lockstep.leads
 
     def _processor(self) -> Any:
         processor = self._manager.batch_processor
@@ -328,6 +355,7 @@ def _manager(model: PreTrainedModel, settings: EmbeddedSettings, router: _Router
                     auto_switch_to_flash=False,
                     allow_block_sharing=True,
                     cpu_offload_space=0.0,
+                    cpu_group_timeout=settings.peer_timeout,
                 ),
             )
             manager.output_router = router

@@ -4,24 +4,16 @@ Never runs code of a checkpoint (``trust_remote_code`` is off, the attention imp
 up on a hub) and never lets transformers read a weights file: tensors come in through the weights core, proven.
 """
 
-import contextlib
 import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    initialization,
-    modeling_utils,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, initialization
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
@@ -191,25 +183,8 @@ def build_model(
         ModelswapError: the version is malformed, damaged, or not one this engine can serve.
     """
     kind, config, dtype = _checked(directory, checkpoint)
-    tensors = read_all(checkpoint, pace=pace, place=place)
-    if place is HOST:
-        return _fill(kind, config, tensors, dtype=dtype)
-    with _nothing_allocated_ahead():
-        return _fill(kind, config, tensors, dtype=dtype, device_map={"": place.device})
-
-
-@contextlib.contextmanager
-def _nothing_allocated_ahead() -> Iterator[None]:
-    """Keep the library from taking a device's memory for all tensors at once: they are there already.
-
-    A model of more than half of the device would not fit, and there is no setting for it.
-    """
-    library: Any = modeling_utils
-    kept, library.caching_allocator_warmup = library.caching_allocator_warmup, lambda *_: None
-    try:
-        yield
-    finally:
-        library.caching_allocator_warmup = kept
+    device_map = None if place is HOST else {"": place.device}
+    return _fill(kind, config, read_all(checkpoint, pace=pace, place=place), dtype=dtype, device_map=device_map)
 
 
 def build_part(

@@ -1,10 +1,12 @@
 """One loaded version: its weights, its generation loop, and what can be asked about it at any time."""
 
+import contextlib
 import copy
 import fnmatch
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 import torch
@@ -18,9 +20,11 @@ from modelswap_engine.backends.embedded.lora.adapters import Adapters
 from modelswap_engine.backends.embedded.memory import allocator_bytes, resident_bytes
 from modelswap_engine.backends.embedded.overlap import Overlap
 from modelswap_engine.backends.embedded.settings import CommitMethod, EmbeddedSettings
+from modelswap_engine.backends.embedded.team import Team
 from modelswap_engine.backends.embedded.trial import check_output, check_prompt, trial_of
 from modelswap_engine.backends.port import Hashes, Load, PromptTrial, Tokens
 from modelswap_engine.protocol.engine_state import MemoryState
+from modelswap_engine.protocol.errors import PeerFailed, UnsupportedChange
 from modelswap_engine.weights.addresses import compiled
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.place import Place
@@ -37,10 +41,13 @@ class LoadedModel:
         place: where the weights are to lie.
         faults: what a test asked to break.
         emit: takes new tokens, from any thread.
-        died: called when the generation loop broke.
+        died: called with the reason why this process cannot go on.
+        pace: can call the reading off.
+        team: the other ranks, of a model that is split over several.
 
     Raises:
-        ModelswapError: the version cannot be served; nothing of it is left.
+        ModelswapError: the version cannot be served; nothing of it is left, on no rank.
+        TeamBrokenError: the ranks lost each other.
     """
 
     def __init__(
@@ -52,41 +59,40 @@ class LoadedModel:
         faults: Faults,
         emit: Callable[[Tokens], None],
         died: Callable[[str], None],
+        pace: Pace,
+        team: Team | None = None,
     ) -> None:
-        model = loading.build_model(order.directory, order.tensors, pace=Pace(), place=place)
-        # The library works in the device's own order, what comes now beside it; and it asks for more than it keeps.
-        place.quiesce()
-        place.trim()
-        self._place = place
         self._settings = settings
         self._faults = faults
         self._emit = emit
         self._died = died
+        self._team = team
         self.overlap: Overlap | None = None
-        self.updater = updater = WeightUpdater(
-            model,
-            loading.TransformersLoader(model),
-            digest=order.digest,
-            checkpoint=order.tensors,
-            midway=lambda: faults.hit("midway"),
-            threads=settings.stage_threads,
-            method=lambda: self._method(model, settings.commit_method),
-            place=place,
-        )
-        updater.prove()
+        self._place = place
+        with self._together("loading", patient=True):
+            faults.hit("load")
+            model, slices = _build(order, pace=pace, place=place, team=team)
+            # The library works in the device's own order, what comes now beside it; and it asks for more than it keeps.
+            place.quiesce()
+            place.trim()
+            self.updater = updater = WeightUpdater(
+                model,
+                loading.TransformersLoader(model),
+                digest=order.digest,
+                checkpoint=order.tensors,
+                slices=slices,
+                midway=lambda: faults.hit("midway"),
+                threads=settings.stage_threads,
+                method=lambda: self._method(model, settings.commit_method),
+                place=place,
+            )
+            updater.prove()
         self._tokens = settings.trial_tokens
-        check_output(model, vocabulary=loading.vocabulary_of(model), tokens=self._tokens)
         self._model = model
         faults.flip = self._flip
-        self.adapters = Adapters(model, settings)
-        # Looking for garbage takes longer than a step while there are this many objects. What stays as long as the
-        # model does is left out of it; what comes and goes with a second instance is not.
-        gc.collect()
-        gc.freeze()
-        self.generator = self._make()
-        self._config = copy.deepcopy(model.config)  # before the first step writes into it
-        with self.adapters.probing():
-            self.generator.start()
+        with self._together("running it once"):
+            check_output(model, vocabulary=loading.vocabulary_of(model), tokens=self._tokens)
+        self.generator = self._start()
         context = loading.context_of(model.config)
         self.facts = wire.ModelFacts(
             architecture=loading.architecture_of(model),
@@ -97,6 +103,46 @@ class LoadedModel:
             commit_method=self._method(model, settings.commit_method),
             adapters=self.adapters.layout(),
         )
+
+    def _together(self, what: str, *, patient: bool = False) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._team is None else self._team.together(what, patient=patient)
+
+    def verify(self, *, strict: bool, pace: Pace, unproven: bool) -> str:
+        """Prove what is live, on all ranks or on none.
+
+        A split model cannot be tried out beside its running loop, whose ranks would take what another thread sends for
+        their own: it is run once here, in the pause, when what is live is ``unproven``.
+
+        Raises:
+            ModelswapError: it is not what it must be, or another rank's is not.
+            TeamBrokenError: the ranks lost each other.
+        """
+        with self._together("verifying"):
+            self._faults.hit("verify")
+            digest = self.updater.verify(strict=strict, pace=pace)
+        if self._team is not None and self._team.all(unproven, "verifying"):
+            with self._together("running it once"):
+                check_output(self._model, vocabulary=self.facts.vocabulary, tokens=self._tokens)
+        return digest
+
+    def _start(self) -> Generator:
+        generator: Generator | None = None
+        try:
+            with self._together("starting"):
+                self.adapters = Adapters(self._model, self._settings)
+                # Looking for garbage takes longer than a step while there are this many objects. What stays as long as
+                # the model does is left out of it; what comes and goes with a second instance is not.
+                gc.collect()
+                gc.freeze()
+                generator = self._make()
+                self._config = copy.deepcopy(self._model.config)  # before the first step writes into it
+                with self.adapters.probing():
+                    generator.start()
+        except PeerFailed:
+            if generator is not None:
+                generator.stop()
+            raise
+        return generator
 
     def _method(self, model: torch.nn.Module, wanted: CommitMethod) -> Method:
         if wanted is CommitMethod.AUTO:
@@ -110,7 +156,7 @@ class LoadedModel:
             ChecksFailed: what comes out is not finite.
             InsufficientMemory: the device has no room for the run.
         """
-        if staged.version.tensors and self._tokens:
+        if staged.version.tensors and self._tokens and self._team is None:
             trial = self._trial_of(self.updater.would_be(staged.version))
             with self._place.beside():
                 check_output(trial, vocabulary=self.facts.vocabulary, tokens=self._tokens)
@@ -119,10 +165,16 @@ class LoadedModel:
         """Run prompts on staged tensors, and on the live ones where that is compared.
 
         Raises:
+            UnsupportedChange: the model is split, and its ranks are busy with what is live.
             ChecksFailed: a prompt's output is not finite, or has changed by more than is allowed.
             InsufficientMemory: the device has no room for the run.
             Cancelled: ``pace`` was cancelled.
         """
+        if self._team is not None:
+            raise UnsupportedChange(
+                "prompts cannot be tried on the staged weights of a model that is split over ranks",
+                advice="leave checks.prompts out, or serve the model with --tensor-parallel 1",
+            )
         live, trial = self._trial_of({}), self._trial_of(self.updater.would_be(staged.version))
         for number, item in enumerate(trials, start=1):
             pace.spend(0)
@@ -146,6 +198,7 @@ class LoadedModel:
             digest=lambda: updater.digest,
             emit=self._emit,
             died=self._died,
+            team=self._team,
         )
 
     def generators(self) -> tuple[Generator, ...]:
@@ -221,6 +274,12 @@ class LoadedModel:
             unverifiable=tuple(sorted(name for name in blind if fnmatch.fnmatchcase(name, pattern))),
             runtime=runtime,
         )
+
+
+def _build(order: Load, *, pace: Pace, place: Place, team: Team | None) -> tuple[PreTrainedModel, dict[str, str]]:
+    if team is None:
+        return loading.build_model(order.directory, order.tensors, pace=pace, place=place), {}
+    return loading.build_part(order.directory, order.tensors, team, pace=pace)
 
 
 def memory_of(model: LoadedModel | None, place: Place) -> MemoryState:

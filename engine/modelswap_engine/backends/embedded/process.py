@@ -38,16 +38,23 @@ _OFFLINE: Final = {
     "MALLOC_ARENA_MAX": "4",
     # Fresh memory in large pages: faulting in small ones takes as long as hashing what is read into them.
     "THP_MEM_ALLOC_ENABLE": "1",
+    # The ranks of a split model talk over the loopback interface; gloo would listen on the pod's own address.
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_GRAPH_MIXING_SUPPORT": "0",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class CallOff:
-    """How to call a call off: the message, by the call's number, and the error that says so."""
+    """How to call a call off: the message, by the call's number, and the error that says so.
+
+    A worker that does not let go in time is left alone, because it serves; with ``expendable`` it is killed.
+    """
 
     order: Callable[[int], wire.Order]
     error: type[Unavailable]
     advice: str
+    expendable: bool = False
 
 
 class WorkerProcess:
@@ -56,6 +63,7 @@ class WorkerProcess:
     Args:
         rank: its number.
         settings: of the engine.
+        seat: its place among the ranks of a split model.
         on_tokens: takes what generations produce.
         on_lost: called once when the process is gone without having been stopped.
         environ: the environment it inherits.
@@ -66,6 +74,7 @@ class WorkerProcess:
         rank: int,
         settings: EmbeddedSettings,
         *,
+        seat: wire.Seat | None,
         on_tokens: Callable[[Tokens], None],
         on_lost: Callable[["WorkerProcess", str], None],
         environ: Mapping[str, str],
@@ -74,6 +83,7 @@ class WorkerProcess:
         self.boot_id = ""
         self.pid = 0
         self._settings = settings
+        self._seat = seat
         self._on_tokens = on_tokens
         self._on_lost = on_lost
         self._environ = environ
@@ -111,7 +121,7 @@ class WorkerProcess:
             )
         self.pid = self._process.pid
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self.send(wire.Setup(rank=self.rank, settings=self._settings))
+        self.send(wire.Setup(rank=self.rank, settings=self._settings, seat=self._seat))
         greeting: asyncio.Future[wire.Event] = asyncio.get_running_loop().create_future()
         self._waiting[0] = greeting
         self._listener = asyncio.create_task(self._listen(reader), name=f"worker-{self.rank}")
@@ -122,7 +132,11 @@ class WorkerProcess:
 
     def _child_environment(self) -> dict[str, str]:
         paths = [str(_SOURCE_ROOT), *filter(None, [self._environ.get("PYTHONPATH")])]
-        return {**self._environ, **_OFFLINE, "PYTHONPATH": os.pathsep.join(paths)}
+        return {
+            **self._environ,
+            **_OFFLINE,
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
 
     def send(self, order: wire.Order) -> None:
         """Send a message that has no answer; to a lost worker it goes nowhere."""
@@ -159,10 +173,12 @@ class WorkerProcess:
         try:
             return await asyncio.wait_for(answer, timeout)
         except TimeoutError:
-            self._why = self._why or f"it did not answer within {timeout:g} s while {what}"
-            self.kill()
-            await self._reaped()
-            raise self._lost() from None
+            raise await self._given_up(timeout, what) from None
+
+    async def _given_up(self, timeout: float, what: str) -> WorkerLost:
+        self.kill(f"it did not answer within {timeout:g} s while {what}")
+        await self._reaped()
+        return self._lost()
 
     async def _at_most(
         self, answer: asyncio.Future[wire.Event], number: int, timeout: float, what: str, call_off: CallOff
@@ -181,6 +197,8 @@ class WorkerProcess:
             answer.result()  # raises when the worker was lost meanwhile
         elif not self.alive:
             raise self._lost()
+        elif call_off.expendable:
+            raise await self._given_up(timeout, what)
         raise call_off.error(
             f"{what} took longer than {timeout:g} s and was called off",
             advice=call_off.advice,
@@ -214,7 +232,7 @@ class WorkerProcess:
                 self.boot_id = boot_id
                 self._resolve(0, event)
             case wire.Dying(message=message):
-                self._why = f"its generation loop broke: {message}"
+                self._why = message
             case (
                 wire.Answer(call=number)
                 | wire.HashesAnswer(call=number)
@@ -247,9 +265,10 @@ class WorkerProcess:
             return
         self._why = self._why or (f"killed by signal {-code}" if code < 0 else f"it ended with exit code {code}")
 
-    def kill(self) -> None:
-        """Kill the process, if it still runs."""
+    def kill(self, why: str = "") -> None:
+        """Kill the process, if it still runs; ``why`` is what others are told of it."""
         self._killed = True
+        self._why = self._why or why
         if self._writer is not None:
             self._writer.close()
         if self._process is not None and self._process.returncode is None:

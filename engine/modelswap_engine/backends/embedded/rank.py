@@ -20,6 +20,7 @@ from modelswap_engine.backends.embedded.overlap import Overlap
 from modelswap_engine.backends.embedded.rank_transfers import RankTransfers
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.staging import Staging
+from modelswap_engine.backends.embedded.team import Team
 from modelswap_engine.backends.port import (
     FinishReason,
     Generate,
@@ -50,7 +51,8 @@ class Rank:
         settings: of the engine.
         faults: what a test asked to break.
         emit: takes new tokens, from any thread.
-        died: called when the generation loop broke.
+        died: called with the reason why this process cannot go on; does not return.
+        team: the other ranks, of a model that is split over several.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Rank:
         faults: Faults,
         emit: Callable[[Tokens], None],
         died: Callable[[str], None],
+        team: Team | None = None,
     ) -> None:
         self.number = number
         self.boot_id = boot_id
@@ -69,6 +72,7 @@ class Rank:
         self._faults = faults
         self._emit = emit
         self._died = died
+        self._team = team
         self._busy = threading.RLock()
         self._model: LoadedModel | None = None
         self._lease: PauseLease | None = None
@@ -82,18 +86,23 @@ class Rank:
 
     # Control calls. The lock is there for the one other thread that acts: an expiring pause.
 
-    def load(self, order: Load) -> tuple[Reply, wire.ModelFacts]:
-        """Replace whatever is loaded by a whole version, proven by hash."""
+    def load(self, order: Load, *, pace: Pace) -> tuple[Reply, wire.ModelFacts]:
+        """Replace whatever is loaded by a whole version, proven by hash, unless ``pace`` is cancelled first."""
         with self._busy:
-            self._faults.hit("load")
             started = time.perf_counter()
             place = self._place()
             self._unload()
             place.trim()
-            model = LoadedModel(
-                order, self._settings, place=place, faults=self._faults, emit=self._emit, died=self._died
+            self._model = model = LoadedModel(
+                order,
+                self._settings,
+                place=place,
+                faults=self._faults,
+                emit=self._emit,
+                died=self._died,
+                pace=pace,
+                team=self._team,
             )
-            self._model = model
             reply = self._reply(
                 order.operation_id,
                 seconds=time.perf_counter() - started,
@@ -291,12 +300,11 @@ class Rank:
                     raise
             return self._reply(operation_id, requests=left, digest=model.updater.digest)
 
-    def verify(self, operation_id: str, *, strict: bool) -> Reply:
-        """Prove what is live."""
+    def verify(self, operation_id: str, *, strict: bool, pace: Pace) -> Reply:
+        """Prove what is live; a proof by hash can be called off by ``pace``."""
         with self._busy:
-            self._faults.hit("verify")
             started = time.perf_counter()
-            digest = self._loaded().updater.verify(strict=strict)
+            digest = self._loaded().verify(strict=strict, pace=pace, unproven=self._unproven)
             self._unproven = False
             return self._reply(operation_id, seconds=time.perf_counter() - started, digest=digest)
 
@@ -342,6 +350,8 @@ class Rank:
             self._faults.hit("resume")
             lease = self._lease
             if lease is None or lease.operation_id != operation_id:
+                if lease is None and self._model is not None:
+                    self._model.generator.let_go()
                 return self._reply(operation_id)
             if self._unproven:
                 raise Internal(
@@ -351,6 +361,28 @@ class Rank:
             self._lease = None
         lease.release()
         return self._reply(operation_id, digest=self._loaded().updater.digest)
+
+    def settle(self, operation_id: str) -> Reply:
+        """Come to rest on what is proven: for a rank that lives while others do not.
+
+        What was committed without a proof is undone, what is staged or retained is dropped, a pause ends.
+        """
+        with self._busy:
+            self._faults.hit("settle")
+            model, lease, overlap = self._loaded(), self._lease, self._loaded().overlap
+            if overlap is not None and not (overlap.switched and not self._unproven):
+                self._give_up(model, overlap)
+            elif self._unproven and lease is not None:
+                self._undo(model, lease.operation_id)
+            model.updater.clear()
+            digest = model.updater.verify(strict=False)
+            self._lease = None
+            self._staging.forget(operation_id)
+        if lease is not None:
+            lease.release()
+        else:
+            model.generator.let_go()
+        return self._reply(operation_id, digest=digest)
 
     def release(self, operation_id: str, *, previous: bool) -> Reply:
         """Drop what is staged, and the retained version if asked to."""
@@ -407,7 +439,7 @@ class Rank:
             commit_microseconds=commit_microseconds,
             requests=requests,
             method=method,
-            digest=digest,
+            digest=self._faults.told(digest),
         )
 
     # Adapters, beside control calls: bringing one in waits for no swap, and no swap for it.
@@ -434,6 +466,10 @@ class Rank:
         self._loaded().adapters.store.drop(adapter_id)
         return self._reply("")
 
+    def give_up(self, why: str) -> None:
+        """This process cannot go on: its peers are gone, or do not answer."""
+        self._died(why)
+
     # What may be asked beside a control call.
 
     def submit(self, request: Generate) -> None:
@@ -451,6 +487,11 @@ class Rank:
                 error="no version is loaded",
             )
         )
+
+    def wake(self) -> None:
+        """The first rank has got a request."""
+        if self._model is not None:
+            self._model.generator.wake()
 
     def abort(self, request_id: str) -> None:
         """End a generation."""

@@ -37,7 +37,8 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_requests: requests in one step at most.
         device: where model, KV cache and staged tensors lie; each rank has a GPU of its own.
         torch_threads: threads of one forward step; 0 means one per usable core.
-        ranks: worker processes; the model is not split yet, so only 1 is accepted.
+        tensor_parallel: processes that hold one model together, each a slice of it.
+        data_parallel: replicas of the model, each with its own processes and KV cache.
         commit_method: how staged tensors become live.
         stage_threads: threads that read, hash and re-hash beside decoding; 0 means one per usable core.
         lora_slots: LoRA adapters that one batch can use; 0 means that adapters are not served.
@@ -51,7 +52,9 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         load_timeout: seconds a full load may take.
         stage_timeout: seconds one staging may take.
         call_timeout: seconds any other call may take; a worker that takes longer is lost.
+        peer_timeout: seconds one rank of a split model waits for another at a step; then the model is started anew.
         adapter_timeout: seconds that loading an adapter may take.
+        heartbeat_seconds: how often each worker is asked whether it still answers.
         hash_timeout: seconds a re-hash of the live tensors may take.
     """
 
@@ -61,7 +64,8 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_requests: int = 64
     device: Device = Device.AUTO
     torch_threads: int = 0
-    ranks: int = 1
+    tensor_parallel: int = 1
+    data_parallel: int = 1
     commit_method: CommitMethod = CommitMethod.AUTO
     stage_threads: int = 0
     trial_tokens: int = 2
@@ -75,24 +79,33 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     load_timeout: float = 1800.0
     stage_timeout: float = 1800.0
     call_timeout: float = 60.0
+    peer_timeout: float = 60.0
     adapter_timeout: float = 300.0
     hash_timeout: float = 900.0
+    heartbeat_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.ranks != 1:
-            raise ValueError(
-                f"ranks={self.ranks}: the embedded engine runs one rank; a larger model needs another engine"
-            )
-        for name in ("page_size", "num_blocks", "max_batch_tokens", "max_requests"):
+        for name in (
+            "page_size", "num_blocks", "max_batch_tokens", "max_requests", "tensor_parallel", "data_parallel",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         for name, least, most in (("lora_slots", 0, 1024), ("lora_max_rank", 1, 4096)):
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name}={getattr(self, name)}: must be between {least} and {most}")
+        if self.lora_slots and self.tensor_parallel > 1:
+            raise ValueError(
+                f"lora_slots={self.lora_slots}, tensor_parallel={self.tensor_parallel}: adapters need a whole model"
+            )
         if self.page_size < 4:
             raise ValueError(f"page_size={self.page_size}: the KV cache needs pages of at least 4 tokens")
         if not 0 <= self.stage_niceness <= 19:
             raise ValueError(f"stage_niceness={self.stage_niceness}: must be between 0 and 19")
+
+    @property
+    def ranks(self) -> int:
+        """Worker processes."""
+        return self.tensor_parallel * self.data_parallel
 
     @property
     def cache_tokens(self) -> int:

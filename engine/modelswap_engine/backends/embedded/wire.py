@@ -30,11 +30,20 @@ HEADER: Final = struct.Struct(">I")
 MAX_FRAME: Final = 256 << 20
 
 
+class Seat(msgspec.Struct, frozen=True):
+    """A rank's place among the ``size`` ranks of one model; they meet through the file ``store``."""
+
+    index: int
+    size: int
+    store: str
+
+
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """First message to a worker."""
+    """First message to a worker. Without a ``seat`` its model is whole."""
 
     rank: int
     settings: EmbeddedSettings
+    seat: Seat | None = None
 
 
 class LoadCall(msgspec.Struct, frozen=True, tag=True):
@@ -141,8 +150,15 @@ class CancelStage(msgspec.Struct, frozen=True, tag=True):
     operation_id: str
 
 
-class CancelHashes(msgspec.Struct, frozen=True, tag=True):
-    """Stop a re-hash that runs or waits; it answers with an error."""
+class SettleCall(msgspec.Struct, frozen=True, tag=True):
+    """Undo what is not proven, drop what is staged or retained, end a pause, and say what is live."""
+
+    call: int
+    operation_id: str
+
+
+class CancelCall(msgspec.Struct, frozen=True, tag=True):
+    """Stop a load, a proof by hash or a re-hash that runs or waits; it answers with an error."""
 
     call: int
 
@@ -207,6 +223,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     request: Generate
 
 
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """The first rank of a split model has got a request: the others need not sleep on."""
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """End a generation; nothing more is said about it."""
 
@@ -225,6 +245,7 @@ SwapCall = (
     | RollbackCall
     | ResumeCall
     | ReleaseCall
+    | SettleCall
 )
 ControlCall = LoadCall | SwapCall
 AdapterCall = LoadAdapterCall | PlaceAdapterCall | ClearSlotCall | DropAdapterCall
@@ -237,11 +258,12 @@ Order = (
     | TransferCall
     | CancelAdapter
     | CancelStage
-    | CancelHashes
+    | CancelCall
     | CancelTransfer
     | MemoryCall
     | Submit
     | Abort
+    | Wake
     | Setup
 )
 
@@ -302,7 +324,7 @@ class Produced(msgspec.Struct, frozen=True, tag=True):
 
 
 class Dying(msgspec.Struct, frozen=True, tag=True):
-    """Last words: the generation loop broke."""
+    """Last words: why it cannot go on."""
 
     message: str
 

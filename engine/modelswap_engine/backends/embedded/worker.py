@@ -15,14 +15,17 @@ import socket
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 import torch
 
 from modelswap_engine.backends.embedded import faults, wire
+from modelswap_engine.backends.embedded.device import place_of
 from modelswap_engine.backends.embedded.lora.calls import AdapterCalls
 from modelswap_engine.backends.embedded.rank import Rank
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.embedded.team import Team, TeamBrokenError, join
 from modelswap_engine.backends.embedded.transfers import Transfers
 from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.errors import ErrorBody, Internal, ModelswapError
@@ -85,9 +88,9 @@ class Worker:
     def __init__(self, connection: Connection, rank: Rank, settings: EmbeddedSettings) -> None:
         self._connection = connection
         self._rank = rank
-        self._control: queue.SimpleQueue[wire.ControlCall] = queue.SimpleQueue()
+        self._control: queue.SimpleQueue[tuple[wire.ControlCall, Pace]] = queue.SimpleQueue()
         self._inquiries: queue.SimpleQueue[tuple[wire.HashesCall, Pace]] = queue.SimpleQueue()
-        self._hashing: dict[int, Pace] = {}
+        self._paces: dict[int, Pace] = {}
         self._transfers = Transfers(rank, send=connection.send, describe=error_body)
         self._adapters = AdapterCalls(rank, settings, send=connection.send, error_body=error_body)
         threading.Thread(target=self._run_control, name="control", daemon=True).start()
@@ -102,11 +105,12 @@ class Worker:
                 self._rank.abort(request_id)
             case wire.MemoryCall(call=call):
                 self._connection.send(wire.MemoryAnswer(call=call, memory=self._rank.memory()))
+            case wire.Wake():
+                self._rank.wake()
             case wire.HashesCall(call=call):
-                pace = self._hashing[call] = self._rank.pace(order.bytes_per_second)
-                self._inquiries.put((order, pace))
-            case wire.CancelHashes(call=call):
-                if (running := self._hashing.get(call)) is not None:
+                self._inquiries.put((order, self._keep(call, self._rank.pace(order.bytes_per_second))))
+            case wire.CancelCall(call=call):
+                if (running := self._paces.get(call)) is not None:
                     running.cancel()
             case wire.LoadAdapterCall() | wire.PlaceAdapterCall() | wire.ClearSlotCall() | wire.DropAdapterCall():
                 self._adapters.take(order)
@@ -121,29 +125,36 @@ class Worker:
             case wire.Setup():
                 raise ValueError("a worker is set up once")
             case _:
-                if isinstance(order, wire.ReleaseCall):
+                if isinstance(order, wire.ReleaseCall | wire.SettleCall):
                     self._rank.cancel_staging(order.operation_id)
-                self._control.put(order)
+                self._control.put((order, self._keep(order.call, Pace())))
+
+    def _keep(self, call: int, pace: Pace) -> Pace:
+        self._paces[call] = pace
+        return pace
 
     def _run_control(self) -> None:
         while True:
-            order = self._control.get()
+            order, pace = self._control.get()
             facts: wire.ModelFacts | None = None
             try:
                 if isinstance(order, wire.LoadCall):
-                    reply, facts = self._rank.load(order.order)
+                    reply, facts = self._rank.load(order.order, pace=pace)
                 else:
-                    reply = self._act(order)
+                    reply = self._act(order, pace)
             except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
+                if isinstance(error, TeamBrokenError):
+                    self._rank.give_up(str(error))
                 reply = Reply(
                     operation_id=_operation_of(order),
                     rank=self._rank.number,
                     boot_id=self._rank.boot_id,
                     error=error_body(error),
                 )
+            del self._paces[order.call]
             self._connection.send(wire.Answer(call=order.call, reply=reply, facts=facts))
 
-    def _act(self, order: wire.SwapCall) -> Reply:
+    def _act(self, order: wire.SwapCall, pace: Pace) -> Reply:
         rank = self._rank
         match order:
             case wire.StageCall(order=wanted) | wire.StageRetainedCall(order=wanted):
@@ -159,13 +170,15 @@ class Worker:
             case wire.RetireCall(operation_id=operation_id):
                 return rank.retire(operation_id)
             case wire.VerifyCall(operation_id=operation_id, strict=strict):
-                return rank.verify(operation_id, strict=strict)
+                return rank.verify(operation_id, strict=strict, pace=pace)
             case wire.RollbackCall(operation_id=operation_id):
                 return rank.rollback(operation_id)
             case wire.ResumeCall(operation_id=operation_id):
                 return rank.resume(operation_id)
             case wire.ReleaseCall(operation_id=operation_id, previous=previous):
                 return rank.release(operation_id, previous=previous)
+            case wire.SettleCall(operation_id=operation_id):
+                return rank.settle(operation_id)
 
     def _run_inquiries(self) -> None:
         while True:
@@ -174,7 +187,7 @@ class Worker:
                 answer = wire.HashesAnswer(call=order.call, hashes=self._rank.hashes(order.pattern, pace=pace))
             except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
                 answer = wire.HashesAnswer(call=order.call, error=error_body(error))
-            del self._hashing[order.call]
+            del self._paces[order.call]
             self._connection.send(answer)
 
 
@@ -194,6 +207,28 @@ def error_body(error: Exception) -> ErrorBody:
     ).body()
 
 
+def _team(setup: wire.Setup, *, died: Callable[[str], None]) -> Team | None:
+    if setup.seat is None:
+        return None
+    try:
+        return _joined(setup.seat, setup)
+    except Exception as error:
+        _log.error("the ranks did not meet", exc_info=error)
+        died(f"it did not find the other ranks of its model: {error}")
+        raise
+
+
+def _joined(seat: wire.Seat, setup: wire.Setup) -> Team:
+    settings = setup.settings
+    return join(
+        seat,
+        place_of(settings.device, rank=setup.rank).device,
+        start_seconds=settings.start_timeout,
+        seconds=settings.peer_timeout,
+        load_seconds=settings.load_timeout,
+    )
+
+
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, and ignore the terminal's interrupt."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -211,7 +246,9 @@ def main() -> NoReturn:
     setup = connection.receive()
     if not isinstance(setup, wire.Setup):
         os._exit(0)
-    torch.set_num_threads(setup.settings.torch_threads or len(os.sched_getaffinity(0)))
+    settings = setup.settings
+    torch.set_num_threads(settings.torch_threads or max(1, len(os.sched_getaffinity(0)) // settings.ranks))
+    torch.seed()  # or what is drawn without a seed would be the same in each process
 
     def died(message: str) -> None:
         connection.send(wire.Dying(message=message))
@@ -222,10 +259,11 @@ def main() -> NoReturn:
     rank = Rank(
         number=setup.rank,
         boot_id=boot_id,
-        settings=setup.settings,
-        faults=faults.Faults(os.environ.get(faults.VARIABLE, "")),
+        settings=settings,
+        faults=faults.Faults(os.environ.get(faults.VARIABLE, ""), rank=setup.rank),
         emit=lambda tokens: connection.send(wire.Produced(tokens=tokens)),
         died=died,
+        team=_team(setup, died=died),
     )
     worker = Worker(connection, rank, setup.settings)
     connection.send(wire.Hello(boot_id=boot_id, pid=os.getpid()))
