@@ -184,6 +184,19 @@ def test_default_subject_is_the_account_of_a_default_operator(charts: Charts) ->
     ]
 
 
+def test_a_trainer_is_let_in_on_request(charts: Charts) -> None:
+    objects = charts.template(CHART, CHARTS / CHART / "ci" / "claim-values.yaml")
+    container = engine(objects)
+    assert flag(container, "allowed-subject")[1:] == ["system:serviceaccount:training:grpo"]
+    assert flag(container, "weight-peer") == ["10.244.0.0/16", "fd00::/64"]
+    assert flag(container, "export-root") == ["/models/trained"]
+    assert flag(container, "weight-loader") == ["acme.loaders:renamed"]
+    admitted = one(objects, "NetworkPolicy")["spec"]["ingress"][1]["from"]
+    assert admitted[1:] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "training"}}}]
+    plain = engine(charts.template(CHART, MINIMAL))
+    assert not any(flag(plain, name) for name in ("weight-peer", "export-root", "weight-loader"))
+
+
 def test_model_version_is_rendered_on_request(charts: Charts) -> None:
     assert not of_kind(charts.template(CHART, MINIMAL), "ModelVersion")
     values = {"model": {"path": "/models/m", "version": "1.0"}, "slot": "chat", "servedModelName": "acme/chat"}

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
+from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget, WeightsPolicy
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import (
     ModelswapError,
@@ -19,10 +21,11 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
 from modelswap_operator.effects.engine_client import Address, EngineClient
-from modelswap_operator.planning.assess import proved
+from modelswap_operator.planning.assess import followed, proved
 from modelswap_operator.planning.errors import is_content
 from modelswap_operator.planning.operations import operation_id
 from tests.support.ports import POD, TOKEN, Ports, open_ports
+from tests.support.tensor_files import packed
 
 OWNER = "owner-1"
 
@@ -149,3 +152,28 @@ async def test_fencing_is_seen_as_typed_errors(pair: Pair) -> None:
     async with EngineClient(OneToken("wrong")) as stranger:
         with pytest.raises(Unauthenticated):
             await stranger.state(pair.pod)
+
+
+async def test_a_trainers_weights_are_told_from_a_pod_that_has_gone_astray(pair: Pair) -> None:
+    """What ``weights: External`` rests on: the update is let in and proved, and what was decided stays known."""
+    ports = pair.ports
+    target = ports.publish("1.1", norm=b"N" * 2)
+    await pair.swap(target, revision=3)
+    stable = AssignmentTarget(version=target.version, uri=target.uri, digest=target.digest)
+    ports.assigned = Assignment(owner_uid=OWNER, epoch=1, revision=3, stable=stable)
+    route, body = "/compat/sglang/update_weights_from_tensor", packed({"norm": b"T" * 2})
+    headers = {"Content-Type": "application/octet-stream"}
+    async with ports.control.post(route, data=body, headers=headers) as answer:
+        assert answer.status == 409
+    ports.assigned = msgspec.structs.replace(ports.assigned, weights=WeightsPolicy.EXTERNAL)
+    async with ports.control.post(route, data=body, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+    state = await pair.client.state(pair.pod)
+    assert state.live is not None
+    assert state.live.digest not in ("", target.digest)
+    assert not proved(state, target.digest)
+    assert followed(state, target.digest)
+    assert not followed(state, ports.template.digest)
+    back = await pair.swap(ports.template, revision=4)
+    assert proved(back, ports.template.digest)
+    assert not followed(back, target.digest)

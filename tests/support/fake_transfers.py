@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.transfer import (
+    FlushCache,
     JoinGroup,
     LeaveGroup,
     Reading,
@@ -37,12 +39,14 @@ class Outside:
         groups: the groups that the engine is in, as it joined them.
         coming: what somebody broadcasts to a group, by name.
         sent: what the engine broadcast, by group.
+        flushes: how the cache was emptied.
     """
 
     def __init__(self) -> None:
         self.groups: dict[str, JoinGroup] = {}
         self.coming: dict[str, bytes] = {}
         self.sent: dict[str, dict[str, bytes]] = {}
+        self.flushes: list[RequestPolicy] = []
 
     def carry_out(self, engine: "FakeBackend", order: TransferOrder) -> TransferReply:
         try:
@@ -73,6 +77,11 @@ class Outside:
                 self.sent[order.group] = {name: engine.live[name] for name in order.names}
             case WriteFile():
                 written(Path(order.path), {item.name: engine.live[item.name] for item in order.tensors})
+            case FlushCache(policy=policy):
+                if policy is RequestPolicy.NONE_RUNNING and engine.requests:
+                    raise Busy(f"{engine.requests} requests are still running")
+                self.flushes.append(policy)
+                return TransferReply(rank=0, boot_id="", requests=engine.requests)
             case ReadTensor():
                 numbers = tuple(map(float, engine.live[order.name][: order.rows]))
                 reading = Reading(dtype="U8", shape=(len(numbers),), numbers=numbers)

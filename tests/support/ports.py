@@ -18,6 +18,7 @@ from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.spool import Spool
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.lora.settings import LoraSettings
+from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
@@ -88,6 +89,7 @@ class Ports:
     host: FakeHost
     opener: FakeOpener
     desk: AdapterDesk
+    assigned: Assignment | None = None  # what the assignment file says when it is read again
 
     def publish(self, version: str, **tensors: bytes) -> VersionRef:
         """Put a version at a source."""
@@ -173,6 +175,6 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
         )
         ports.template = ports.publish("1.0")
         if started:
-            await coordinator.start(ports.template, None)
+            await coordinator.start(ports.template, None, reread=lambda: ports.assigned)
             assert coordinator.ready(), coordinator.state().message
         yield ports

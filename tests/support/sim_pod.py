@@ -108,6 +108,7 @@ class SimPod:
             owner_uid=self.accepted.owner_uid if self.accepted else "",
             epoch=self.accepted.epoch if self.accepted else 0,
             revision=self.accepted.revision if self.accepted else 0,
+            decided=self.accepted.target if self.accepted and self.accepted.done else None,
             live=VersionRef(version=live.version, uri=live.uri, digest=live.digest) if live and proved else None,
             operation=self.operation,
             ranks=[RankState(rank=0, boot_id=f"rank-{self.boot}", alive=True, digest=proved)],
@@ -136,6 +137,14 @@ class SimPod:
         self._show(status)
         return status
 
+    def train(self, letter: str) -> None:
+        """A trainer changes the weights through the engine's own routes."""
+        assert self.live is not None
+        self.seq += 1
+        self.live = Release(f"{self.live.version}+{letter}", digest(letter))
+        status = SwapStatus(operation_id=f"trainer-{letter}-{self.seq}", state=SwapState.SERVING)
+        self._show(msgspec.structs.replace(status, target=VersionRef(digest=digest(letter))))
+
     def tick(self) -> None:
         """Let the operation take one step, or end."""
         operation = self.operation
@@ -143,8 +152,7 @@ class SimPod:
             return
         release = CATALOG[operation.target.version]
         if release.digest == (self.live.digest if self.live else ""):
-            self.live = release
-            self._show(msgspec.structs.replace(operation, state=SwapState.SERVING))
+            self._arrive(release, operation)
             return
         error = release.refused or release.refused_late
         if release.version in self.refuses:
@@ -159,8 +167,15 @@ class SimPod:
             return
         state = _PATH[_PATH.index(operation.state) + 1]
         if state is SwapState.SERVING:
-            self.live = release
-        self._show(msgspec.structs.replace(operation, state=state))
+            self._arrive(release, operation)
+        else:
+            self._show(msgspec.structs.replace(operation, state=state))
+
+    def _arrive(self, release: Release, operation: SwapStatus) -> None:
+        self.live = release
+        if self.accepted is not None and self.accepted.operation_id == operation.operation_id:
+            self.accepted = msgspec.structs.replace(self.accepted, done=True)
+        self._show(msgspec.structs.replace(operation, state=SwapState.SERVING))
 
     def cancel(self, operation_id: str) -> None:
         if self.slow_to_stop:
@@ -193,6 +208,14 @@ class SimPod:
             self.reason = "LoadFailed"
             return
         self.live, self.ready, self.ever_ready, self.reason = release, True, True, ""
+        if assignment is not None and target is not None:
+            self.accepted = fences.Accepted(
+                owner_uid=assignment.owner_uid,
+                epoch=assignment.epoch,
+                revision=assignment.revision,
+                target=VersionRef(version=target.version, uri=target.uri, digest=target.digest),
+                done=True,
+            )
 
     def _refused_here(self, target: AssignmentTarget | None) -> bool:
         """The journal's memory: the last decision was for this content, and the content was why it failed."""

@@ -8,7 +8,7 @@ goes the way of every version. One order, one answer per rank, each bounded in t
 from collections.abc import Sequence
 from typing import Protocol
 
-from modelswap_engine.backends.port import Record, TensorRange
+from modelswap_engine.backends.port import Record, RequestPolicy, TensorRange
 from modelswap_engine.protocol.errors import ErrorBody
 
 
@@ -90,7 +90,15 @@ class ReadTensor(Record, frozen=True, kw_only=True, tag=True):
     rows: int
 
 
-TransferOrder = ReceiveFiles | JoinGroup | LeaveGroup | ReceiveBroadcast | SendBroadcast | WriteFile | ReadTensor
+class FlushCache(Record, frozen=True, kw_only=True, tag=True):
+    """Forget all cached keys and values, after doing with running requests what the policy says."""
+
+    policy: RequestPolicy
+
+
+TransferOrder = (
+    ReceiveFiles | JoinGroup | LeaveGroup | ReceiveBroadcast | SendBroadcast | WriteFile | ReadTensor | FlushCache
+)
 
 
 class ReceivedTensor(Record, frozen=True, kw_only=True):
@@ -119,6 +127,7 @@ class TransferReply(Record, frozen=True, kw_only=True):
     error: ErrorBody | None = None
     received: tuple[ReceivedTensor, ...] = ()
     reading: Reading | None = None
+    requests: int = 0
 
 
 class Transfers(Protocol):

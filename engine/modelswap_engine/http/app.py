@@ -9,6 +9,9 @@ from aiohttp import web
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.http.adapters import AdapterPort
 from modelswap_engine.http.auth import Authenticator, auth_middleware
+from modelswap_engine.http.compat.session import TrainerSession
+from modelswap_engine.http.compat.sglang import SglangRoutes
+from modelswap_engine.http.compat.vllm import VllmRoutes
 from modelswap_engine.http.control import MAX_BODY_BYTES, ControlPort
 from modelswap_engine.http.errors import error_middleware
 from modelswap_engine.http.health import OPEN_PATHS, Health
@@ -47,6 +50,10 @@ def control_app(
     app.add_routes([*health.routes(), *control.routes(), *updates.routes(), *transfers.routes()])
     if adapters is not None:
         app.add_routes(AdapterPort(adapters).routes())
+    session = TrainerSession(coordinator)  # one trainer at a time, whichever dialect it speaks
+    sglang = SglangRoutes(coordinator=coordinator, session=session, spool=spool, adapters=adapters)
+    vllm = VllmRoutes(coordinator=coordinator, session=session, adapters=adapters)
+    app.add_routes([*sglang.routes(), *vllm.routes()])
     app.on_shutdown.append(control.close)
     return app
 

@@ -39,6 +39,28 @@ async def read_body(request: web.Request, kind: type[T], *, empty: bool = False)
     return decode(b"{}" if empty and not data.strip() else data, kind)
 
 
+async def read_large(request: web.Request, kind: type[T], *, limit: int) -> T:
+    """Read a JSON body that may be longer than the port's usual limit, away from the event loop.
+
+    Raises:
+        TooLarge: longer than ``limit`` bytes.
+        TooSlow: no byte came for ``BODY_SECONDS``.
+        BadRequest: not JSON or not of the required form.
+    """
+    data = bytearray()
+    while True:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                chunk = await request.content.readany()
+        except TimeoutError:
+            raise TooSlow(f"no byte of the body came for {BODY_SECONDS:.0f} s") from None
+        data += chunk
+        if len(data) > limit:
+            raise TooLarge(f"the body is larger than {limit} bytes", advice="send a smaller request")
+        if not chunk:
+            return await asyncio.to_thread(decode, bytes(data), kind)
+
+
 def json_response(message: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """Answer a message."""
     return web.Response(body=encode(message), status=status, content_type="application/json", headers=headers)

@@ -47,6 +47,17 @@ class Spool:
             yield Path(file.name)
 
     @contextlib.asynccontextmanager
+    async def holding(self, data: bytes) -> AsyncIterator[Path]:
+        """Yield a file with these bytes while the context lasts.
+
+        Raises:
+            Unavailable: the disk does not take it.
+        """
+        async with self._file() as file:
+            await _put(file, data)
+            yield Path(file.name)
+
+    @contextlib.asynccontextmanager
     async def _file(self) -> AsyncIterator[IO[bytes]]:
         try:
             file = await asyncio.to_thread(self._open)

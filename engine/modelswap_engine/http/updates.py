@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from modelswap_engine.http.bodies import json_response, read_body
+from modelswap_engine.http.bodies import json_response, read_body, read_large
 from modelswap_engine.http.spool import Spool
 from modelswap_engine.protocol.updates import (
     AbortUpdate,
@@ -16,6 +16,8 @@ from modelswap_engine.protocol.version import CONTROL_PREFIX
 from modelswap_engine.swap.coordinator import Coordinator
 
 PREFIX = f"{CONTROL_PREFIX}/updates"
+MAX_NAMES_BYTES = 64 * 1024 * 1024
+"""Of a body that describes all tensors of a model."""
 
 
 class UpdateRoutes:
@@ -69,11 +71,12 @@ class UpdateRoutes:
 
     async def shared(self, request: web.Request) -> web.Response:
         """Add tensors of a shared memory segment."""
-        return json_response(await self._parts.shared(request.match_info["id"], await read_body(request, SharedPart)))
+        part = await read_large(request, SharedPart, limit=MAX_NAMES_BYTES)
+        return json_response(await self._parts.shared(request.match_info["id"], part))
 
     async def broadcast(self, request: web.Request) -> web.Response:
         """Add tensors that a member of a process group sends while this call waits."""
-        part = await read_body(request, BroadcastPart)
+        part = await read_large(request, BroadcastPart, limit=MAX_NAMES_BYTES)
         return json_response(await self._parts.broadcast(request.match_info["id"], part))
 
     async def commit(self, request: web.Request) -> web.Response:

@@ -166,6 +166,8 @@ class EngineState(Message, frozen=True, kw_only=True):
     ``live`` is None until a version has been proved under the current boot id.
 
     Attributes:
+        decided: the version of the last decision that was accepted and has served here; what serves now may be what a
+            trainer made of it since.
         previous_seconds_left: how long the previous version is still retained, -1 for as long as there is room.
         drifted: live tensors that are not what the live version says; nobody is answered until they are repaired.
         repairs: how often such tensors were repaired.
@@ -186,6 +188,7 @@ class EngineState(Message, frozen=True, kw_only=True):
     owner_uid: str = ""
     epoch: int = 0
     revision: int = 0
+    decided: VersionRef | None = None
     live: VersionRef | None = None
     previous: VersionRef | None = None
     previous_seconds_left: float = -1.0

@@ -12,6 +12,9 @@ from modelswap_engine.protocol.messages import LONGEST_LEASE_SECONDS, LeaseId
 from modelswap_engine.protocol.policy import Loading, Traffic
 from modelswap_engine.protocol.wire import LONGEST_ID, Message
 
+RECEIVED: Final = "received:"
+"""The scheme of a version that was sent to an engine: it lies in that engine's memory and nowhere else."""
+
 MOST_PATTERNS: Final = 64
 MOST_MEMBERS: Final = 65_536
 

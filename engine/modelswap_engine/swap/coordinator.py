@@ -16,6 +16,7 @@ from modelswap_engine.protocol.errors import (
     BadRequest,
     Busy,
     Cancelled,
+    DrainTimeout,
     NotFound,
     NotReady,
 )
@@ -39,14 +40,16 @@ from modelswap_engine.swap import entry, recovery, retention, shutdown, snapshot
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.audit import check
-from modelswap_engine.swap.clock import Clock, Offload, OneThread
+from modelswap_engine.swap.clock import Clock, Offload, OneThread, within
 from modelswap_engine.swap.companion import Alone, Companion
 from modelswap_engine.swap.core import Core, Resolver
 from modelswap_engine.swap.exchange import Exchange
 from modelswap_engine.swap.export import Export
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
+from modelswap_engine.swap.kv import KvCache
 from modelswap_engine.swap.listener import Encode, VersionListener
+from modelswap_engine.swap.lock import Scope
 from modelswap_engine.swap.memory import MemoryProbe
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.parts import Parts
@@ -80,6 +83,7 @@ class Coordinator:
         updates: weight updates by a trainer: begin, commit, abort.
         parts: what fills them.
         export: weights that leave: to process groups, to folders.
+        cache: cached keys and values, flushed without a change of weights.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class Coordinator:
         self.export = Export(
             self._core, exchange=exchange, peers=Peers(settings.weight_peers), roots=settings.export_roots
         )
+        self.cache = KvCache(self._core, exchange=exchange)
         starting = NotReady("the engine is starting", advice="try another replica", details={"retryAfterSeconds": "1"})
         self._core.unpublish("Starting", starting.body())
 
@@ -357,6 +362,24 @@ class Coordinator:
             raise BadRequest(f"a lease needs an id and more than 0 and at most {LONGEST_LEASE_SECONDS} seconds")
         self._core.gate.take_lease(request.lease_id, owner=request.owner, seconds=request.seconds)
         return self.state()
+
+    def holds(self, lease_id: str) -> bool:
+        """Say whether somebody holds new requests by this lease."""
+        return self._core.gate.holds(lease_id)
+
+    async def quiet(self, seconds: float) -> None:
+        """Wait until no request is inside; whoever wants it to stay that way holds a lease.
+
+        Raises:
+            DrainTimeout: some were, for longer than that.
+        """
+        core = self._core
+        try:
+            await within(core.clock, seconds, core.lock.idle(Scope.ALL))
+        except TimeoutError:
+            raise DrainTimeout(
+                f"{core.lock.inside} requests did not end within {seconds:g} s", advice="wait longer, or abort them"
+            ) from None
 
     async def resume(self, request: ResumeRequest) -> EngineState:
         """Give a lease back.

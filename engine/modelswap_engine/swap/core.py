@@ -18,6 +18,7 @@ from modelswap_engine.protocol.engine_state import AuditState, MemoryState
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, SourceNotFound, Unavailable
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.protocol.updates import RECEIVED
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap import machine
 from modelswap_engine.swap.clock import Clock, Offload, within
@@ -31,7 +32,7 @@ from modelswap_engine.swap.lock import UpdateLock
 from modelswap_engine.swap.memory import Memory, MemoryProbe
 from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.operations import Operation, Operations
-from modelswap_engine.swap.received import SCHEME, Received
+from modelswap_engine.swap.received import Received
 from modelswap_engine.swap.records import Outcome, Record, Registered, Served
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.versions import Version, VersionStore
@@ -237,7 +238,7 @@ class Core:
 
     async def resolve(self, uri: str, *, unless: asyncio.Future[None] | None = None) -> Resolved:
         """Resolve a URI within its bound; a version that was sent is where its update put it."""
-        if uri.startswith(SCHEME):
+        if uri.startswith(RECEIVED):
             return self.find_received(uri)
         seconds = self.settings.resolve_seconds
         work = self.sources.resolve(uri)
@@ -391,6 +392,9 @@ class Core:
             self.completed += operation is not self.operations.own
             # A version that was sent cannot be loaded again: a restart goes back to the last one that can.
             records = (Served(version=self.live.ref), *records) if self.live.lasts else records
+            accepted = self.journal.state.accepted
+            if accepted is not None and accepted.operation_id == operation.id:
+                records = (*records, msgspec.structs.replace(accepted, done=True))
         await self.record_owed(*records)
         operation.show(status)
 

@@ -19,7 +19,8 @@ CLI: Final = "cli"
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted", omit_defaults=True):
     """The last decision that was accepted.
 
-    ``operation_id`` is "" for one that was taken over from an assignment file at start.
+    ``operation_id`` is "" for one that was taken over from an assignment file at start. ``done`` is True once its
+    target has served; what a trainer does afterwards changes nothing about that.
     """
 
     owner_uid: str = ""
@@ -28,6 +29,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted", omit_d
     operation_id: str = ""
     target: VersionRef = VersionRef()
     released: bool = False
+    done: bool = False
 
     @property
     def owned(self) -> bool:

@@ -85,6 +85,10 @@ class Gate:
         """The lease that ends last, if any."""
         return max(self._leases.values(), key=lambda lease: lease.deadline, default=None)
 
+    def holds(self, lease_id: str) -> bool:
+        """Say whether this lease is held."""
+        return lease_id in self._leases
+
     def close(self, hold: str, *, allowance: float = 0.0) -> None:
         """Hold the door shut; ``allowance`` lets requests wait longer than usual when this may take that long."""
         self._closing()

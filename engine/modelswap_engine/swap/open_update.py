@@ -13,10 +13,10 @@ from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 from modelswap_engine.protocol.engine_state import UpdateState
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, ModelswapError
 from modelswap_engine.protocol.messages import VersionRef
-from modelswap_engine.protocol.updates import BeginUpdate
+from modelswap_engine.protocol.updates import RECEIVED, BeginUpdate
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.clock import Offload
-from modelswap_engine.swap.received import SCHEME, Received, overlaid
+from modelswap_engine.swap.received import Received, overlaid
 from modelswap_engine.swap.versions import Version
 
 _SHORT_DIGEST = slice(7, 15)
@@ -109,7 +109,7 @@ class OpenUpdate:
         ranges = {n: r for n, r in kept.ranges.items() if n not in self.hashes} if kept is not None else {}
         held = kept.held - self.ranges.keys() if kept is not None else frozenset[str]()
         return Received(
-            uri=SCHEME + self.id,
+            uri=RECEIVED + self.id,
             root=self.below.lasting,
             manifest=overlaid(self.manifest, self.hashes),
             files=kept.files if kept is not None else before,

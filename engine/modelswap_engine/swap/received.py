@@ -6,7 +6,6 @@ is a place: after the engine has lost it, only the version at the root can be lo
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -17,8 +16,6 @@ from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.clock import Offload
 from modelswap_engine.swap.folders import copy_folder
-
-SCHEME: Final = "received:"
 
 
 class Received:

@@ -34,6 +34,7 @@ def choose(*, journal: JournalState, assignment: Assignment | None, template: Ve
             revision=assignment.revision,
             target=target,
             released=assignment.released,
+            done=True,  # it is written down once the version is loaded
         )
         return Choice(target=target, adopted=adopted)
     return Choice(target=_journaled(journal, template) or template)

@@ -107,7 +107,19 @@ class Updates:
         Raises:
             NotFound: no such update is open.
         """
-        return _LARGEST_FACTOR * self._find(update_id).manifest.total_bytes + MAX_HEADER_BYTES
+        self._find(update_id)
+        return self.largest_body()
+
+    def largest_body(self) -> int:
+        """Return the same, whether an update is open or not.
+
+        Raises:
+            NotReady: nothing is live.
+        """
+        live = self._core.live
+        if live is None:
+            raise NotReady("no version is live in this engine", advice="read the state for the reason")
+        return _LARGEST_FACTOR * live.manifest.total_bytes + MAX_HEADER_BYTES
 
     async def abort(self, update_id: str, request: AbortUpdate) -> None:
         """Drop an update and whatever of it is under way.

@@ -37,6 +37,7 @@ def engine_state(core: Core) -> EngineState:
         owner_uid=accepted.owner_uid if accepted is not None else "",
         epoch=accepted.epoch if accepted is not None else 0,
         revision=accepted.revision if accepted is not None else 0,
+        decided=accepted.target if accepted is not None and accepted.done else None,
         live=core.live_ref(),
         previous=core.previous.ref if core.previous is not None else None,
         previous_seconds_left=-1.0 if core.previous_seconds_left is None else core.previous_seconds_left,

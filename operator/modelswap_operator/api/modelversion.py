@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from modelswap_engine.protocol.assignment import WeightsPolicy
 from modelswap_engine.protocol.policy import (
     Checks,
     Loading,
@@ -112,6 +113,7 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
     loading: LoadingSpec = LoadingSpec()
     checks: ChecksSpec = ChecksSpec()
     revision_history_limit: int = 10
+    weights: WeightsPolicy = WeightsPolicy.MANAGED
     suspend: bool = False
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from modelswap_engine.protocol.assignment import AssignmentTarget
+from modelswap_engine.protocol.assignment import AssignmentTarget, WeightsPolicy
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_operator.api.modelversion import Failure, ModelVersionSpec, OnFailure
@@ -33,6 +33,13 @@ def highest_epoch(snapshot: Snapshot) -> int:
     """Return the highest epoch under which the assignment or a pod has seen a decision."""
     epochs = [p.state.epoch for p in snapshot.pods if p.state is not None]
     return max([*epochs, snapshot.assignment.epoch if snapshot.assignment is not None else 0])
+
+
+def followed(state: EngineState | None, digest: str) -> bool:
+    """Say whether an engine has proved what it serves, and that is a trainer's change of the decided ``digest``."""
+    if state is None or state.live is None or state.decided is None:
+        return False
+    return state.decided.digest == digest != "" and proved(state, state.live.digest)
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,16 @@ class Assessment:
         """Counted pods that have proved the target."""
         if self.target is None:
             return ()
-        return tuple(p for p in self.counted if proved(p.state, self.target_digest))
+        return tuple(p for p in self.counted if self.there(p, self.target_digest))
+
+    def there(self, pod: Pod, digest: str) -> bool:
+        """Say whether a pod serves ``digest``; where weights are External, also whatever a trainer made of it."""
+        return proved(pod.state, digest) or (self.external and followed(pod.state, digest))
+
+    @property
+    def external(self) -> bool:
+        """Say whether weights are a trainer's to change: then what pods serve is reported, and never put right."""
+        return self.spec.weights is WeightsPolicy.EXTERNAL
 
     @cached_property
     def done(self) -> bool:

@@ -4,7 +4,8 @@ Pods follow the assignment; this module never looks at how they do that. Revisio
 anything that anybody has been seen to hold, also across re-creation of the object.
 """
 
-from modelswap_engine.protocol.assignment import Assignment, AssignmentCandidate, AssignmentTarget
+from modelswap_engine.protocol.assignment import Assignment, AssignmentCandidate, AssignmentTarget, WeightsPolicy
+from modelswap_engine.protocol.updates import RECEIVED
 from modelswap_operator.planning.actions import WriteAssignment
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable
@@ -73,7 +74,8 @@ def _take_over(a: Assessment) -> WriteAssignment | None:
     stable = current.stable if current is not None else None
     if stable is None:
         live = (p.state.live for p in a.counted if p.state is not None and p.state.live is not None)
-        found = next((ref for ref in live if ref.digest and ref.uri), None)
+        # What a trainer sent to one pod cannot be loaded by any other.
+        found = next((ref for ref in live if ref.digest and ref.uri and not ref.uri.startswith(RECEIVED)), None)
         stable = AssignmentTarget(version=found.version, uri=found.uri, digest=found.digest) if found else None
     if a.target is not None and stable is not None and stable.digest == a.target.digest:
         stable = a.target
@@ -169,6 +171,7 @@ def _write(
         candidate=candidate,
         adapters=adapters,
         released=released,
+        weights=snapshot.spec.weights if snapshot.spec is not None else WeightsPolicy.MANAGED,
     )
     ledger = Ledger(generation=snapshot.generation, previous=previous)
     return WriteAssignment(assignment=assignment, ledger=ledger, why=why)

@@ -22,7 +22,7 @@ from modelswap_operator.planning.actions import (
     SwapOrder,
     Wait,
 )
-from modelswap_operator.planning.assess import Assessment, highest_epoch, proved, running
+from modelswap_operator.planning.assess import Assessment, followed, highest_epoch, proved, running
 from modelswap_operator.planning.operations import operation_id
 from modelswap_operator.planning.progress import deadline
 from modelswap_operator.planning.rollout import choose, unavailable
@@ -86,6 +86,8 @@ def _cancel(a: Assessment, now: datetime) -> Action | None:
         operation = running(pod)
         if operation is None or not operation.state.reversible or _wanted(a, pod, operation.target):
             continue
+        if a.external and operation.revision == 0:
+            continue  # a trainer's
         revision = a.snapshot.assignment.revision if a.snapshot.assignment is not None else 0
         orders.append(CancelOrder(pod=pod, operation_id=operation.operation_id, revision=revision))
     known = a.snapshot.memory.attempts
@@ -159,10 +161,11 @@ def _pending(a: Assessment, pod: Pod, now: datetime) -> bool:
         return False
     if state.quarantined or running(pod) is not None:
         return False
-    if state.live.digest == desired.digest and (
-        state.live.version == desired.version or state.revision >= current.revision
-    ):
-        return False  # there already; another label alone is told once
+    told = state.revision >= current.revision
+    if a.external and followed(state, desired.digest):
+        return False  # it came there; what a trainer made of it since is not ours to put right
+    if state.live.digest == desired.digest and (told or (state.live.version == desired.version and not a.external)):
+        return False  # there already; another label, or that a trainer may change it, is told once
     attempt = a.snapshot.memory.attempts.get(pod.uid)
     return attempt is None or attempt.revision != current.revision or attempt.retry_at <= now
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api.times import parse
-from modelswap_operator.planning.assess import Assessment, proved, running
+from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.snapshot import Pod, Progress, Snapshot
 
 _ORDER = {state: index for index, state in enumerate(SwapState)}
@@ -52,7 +52,7 @@ def _mark(a: Assessment, pod: Pod) -> tuple[int, ...]:
     """How far a pod has come: reachable, step of the operation in flight, bytes read, proved."""
     if pod.state is None:
         return (0,)
-    if a.target is not None and proved(pod.state, a.target_digest):
+    if a.target is not None and a.there(pod, a.target_digest):
         return (2,)
     operation = running(pod)
     return (1, _ORDER[operation.state], operation.bytes_fetched) if operation is not None else (1,)

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
-from modelswap_operator.planning.assess import Assessment, proved, running
+from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.assignment import decide
 from modelswap_operator.planning.errors import is_content, text
 from modelswap_operator.planning.progress import deadline, expired
@@ -43,7 +43,7 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
     if a.failure is not None:
         return _failed(a, a.failure, now)
     if a.done:
-        message = f"{len(a.counted)}/{len(a.counted)} pods serve {a.spec.version}"
+        message = f"{len(a.counted)}/{len(a.counted)} pods serve {a.spec.version}{_trained(a)}"
         return Outcome(
             ready=True, reason=Reason.SUCCEEDED, message=message, decided=True, state=COMPLETE, ended="Succeeded"
         )
@@ -56,6 +56,13 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
     if ends is not None and now >= ends:
         return _overdue(a)
     return _retrying(a) or _progressing(a)
+
+
+def _trained(a: Assessment) -> str:
+    """Return how many of them serve what a trainer made of it."""
+    states = [p.state for p in a.on_target]
+    count = sum(s is not None and s.live is not None and s.live.digest != a.target_digest for s in states)
+    return f", {count} of them as a trainer changed it (weights: External)" if count else ""
 
 
 def _failed(a: Assessment, failure: Failure, now: datetime) -> Outcome:
@@ -99,7 +106,7 @@ def _outstanding(a: Assessment) -> bool:
         wanted = a.desired(pod)
         if running(pod) is not None:
             return True
-        if wanted is not None and pod.state is not None and not proved(pod.state, wanted.digest):
+        if wanted is not None and pod.state is not None and not a.there(pod, wanted.digest):
             return True
     return False
 

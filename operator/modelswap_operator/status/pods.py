@@ -93,6 +93,8 @@ def _idle(a: Assessment, pod: Pod) -> tuple[str, str, str]:
         return "NotReady", "NotReady", "not every rank has proved the version under its boot id"
     if not pod.ready:
         return "NotReady", "NotReady", state.message
+    if a.external and a.target is not None and digest != a.target.digest and a.there(pod, a.target.digest):
+        return "Serving", "Serving", f"{state.live.version or digest}: a trainer's change of {a.target.version}"
     if a.target is not None and digest != a.target.digest:
         return "Waiting", "Waiting", f"serves {state.live.version or digest}"
     return "Serving", "Serving", ""

@@ -1,13 +1,7 @@
-"""Process groups with a real other process over gloo on loopback: a trainer with torch's own tools, another engine.
-
-The trainer is a plain script without a line of ours, as trainers out there make their groups.
-"""
+"""Process groups with a real other process over gloo on loopback: a trainer with torch's own tools, another engine."""
 
 import asyncio
-import contextlib
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -26,53 +20,13 @@ from modelswap_engine.backends.transfer import (
 )
 from tests.contract.embedded.conftest import SETTINGS, Checkpoints, Engine
 from tests.contract.embedded.test_transfer import held, wanted
-from tests.support import models
 from tests.support.orders import accepted, answer, digest_of, hashes_of, ranges
 from tests.support.serve import free_port
+from tests.support.trainer import trainer
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="session")]
 
 SECONDS = 60.0
-
-TRAINER = """
-import sys
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-from safetensors.torch import load_file
-from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
-from torch.distributed.rendezvous import rendezvous
-
-port, weights, names, how = sys.argv[1], sys.argv[2], sys.argv[3].split(","), sys.argv[4]
-timeout = timedelta(seconds=60)
-store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, 2, timeout=timeout))
-group, _ = _new_process_group_helper(
-    2, 0, [], "gloo", PrefixStore("weights", store), group_name="weights", timeout=timeout
-)
-_world.pg_group_ranks[group] = {0: 0, 1: 1}
-tensors = [load_file(weights)[name] for name in names]
-if how == "leave":
-    tensors = tensors[:1]
-if how == "flattened":
-    tensors = [torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])]
-for tensor in tensors:
-    dist.broadcast(tensor, src=0, group=group)
-sys.stdin.readline()
-"""
-
-
-@contextlib.contextmanager
-def trainer(port: int, weights: Path, names: list[str], how: str) -> Iterator[None]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(port), str(weights / models.WEIGHTS), ",".join(names), how],
-        stdin=subprocess.PIPE,
-        env={"PATH": "/usr/bin:/bin", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def join(port: int, rank: int, name: str = "weights", seconds: float = SECONDS) -> JoinGroup:

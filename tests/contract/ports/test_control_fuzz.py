@@ -129,6 +129,36 @@ def test_any_body(target: Target, path: str, body: bytes) -> None:
     assert_typed(*target.send("POST", CONTROL_PREFIX + path, body, {}))
 
 
+COMPAT = [
+    "sglang/pause_generation", "sglang/continue_generation", "sglang/begin_weight_update", "sglang/end_weight_update",
+    "sglang/update_weights_from_disk", "sglang/update_weights_from_tensor", "sglang/update_weights_from_distributed",
+    "sglang/update_weights_from_ipc", "sglang/init_weights_update_group", "sglang/destroy_weights_update_group",
+    "sglang/init_weights_send_group_for_remote_instance", "sglang/send_weights_to_remote_instance",
+    "sglang/save_sharded_model", "sglang/save_remote_model", "sglang/update_weight_version", "sglang/weights_checker",
+    "sglang/get_weights_by_name", "sglang/flush_cache", "sglang/load_lora_adapter", "sglang/unload_lora_adapter",
+    "vllm/pause", "vllm/resume", "vllm/init_weight_transfer_engine", "vllm/start_weight_update",
+    "vllm/update_weights", "vllm/finish_weight_update", "vllm/update_weight_version", "vllm/weight_checker",
+    "vllm/v1/load_lora_adapter", "vllm/v1/unload_lora_adapter",
+]  # fmt: skip
+COMPAT_KEYS = [
+    "mode", "selector", "model_path", "load_format", "weight_version", "serialized_named_tensors", "names", "dtypes",
+    "shapes", "group_name", "zmq_handles", "segment", "tensors", "master_address", "master_port", "rank_offset",
+    "world_size", "backend", "ports", "group_rank", "new_version", "action", "name", "truncate_size", "path", "url",
+    "max_size", "lora_name", "lora_path", "pinned", "init_info", "update_info", "dtype_names", "packed", "baseline",
+]  # fmt: skip
+compat_bodies = st.dictionaries(st.sampled_from(COMPAT_KEYS), documents, max_size=5).map(json.dumps).map(str.encode)
+
+
+@settings(relaxed, max_examples=60)
+@given(route=st.sampled_from(COMPAT), body=st.one_of(st.binary(max_size=64), compat_bodies))
+def test_any_body_of_another_dialect(target: Target, route: str, body: bytes) -> None:
+    status, answer = target.send("POST", f"/compat/{route}", body, {})
+    assert status < 500 or status == 503, answer
+    assert b"Traceback" not in answer
+    if status >= 400 and route != "sglang/flush_cache":
+        assert json.loads(answer)["error"]["message"]
+
+
 segments = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
 
 

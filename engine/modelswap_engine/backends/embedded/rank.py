@@ -81,7 +81,11 @@ class Rank:
         self._policy = RequestPolicy.NONE_RUNNING
         self._staging = Staging(bytes_per_second=settings.stage_bytes_per_second, niceness=settings.stage_niceness)
         self.transfers = RankTransfers(
-            number=number, boot_id=boot_id, get_updater=lambda: self._loaded().updater, loaders=settings.weight_loaders
+            number=number,
+            boot_id=boot_id,
+            get_updater=lambda: self._loaded().updater,
+            loaders=settings.weight_loaders,
+            flush=self._flush_cache,
         )
 
     # Control calls. The lock is there for the one other thread that acts: an expiring pause.
@@ -343,6 +347,14 @@ class Rank:
         self._place().quiesce()
         self._unproven = False
         return requests
+
+    def _flush_cache(self, policy: RequestPolicy) -> int:
+        """Forget cached keys and values between two steps, without a change of weights."""
+        with self._busy:
+            generator = self._loaded().generator
+            with generator.parking():
+                generator.check(policy)
+                return generator.flush(policy)
 
     def resume(self, operation_id: str) -> Reply:
         """Step again; without a pause of this operation nothing happens."""

@@ -5,7 +5,9 @@ Groups belong to the process: they outlive the model, which may be loaded anew b
 
 from collections.abc import Callable, Sequence
 
+from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.transfer import (
+    FlushCache,
     JoinGroup,
     LeaveGroup,
     ReadTensor,
@@ -32,13 +34,21 @@ class RankTransfers:
         boot_id: of its process.
         get_updater: returns the versions of the model that is loaded now.
         loaders: the custom loaders that may be used.
+        flush: empties the cache of keys and values; returns how many running requests were affected.
     """
 
     def __init__(
-        self, *, number: int, boot_id: str, get_updater: Callable[[], WeightUpdater], loaders: Sequence[str]
+        self,
+        *,
+        number: int,
+        boot_id: str,
+        get_updater: Callable[[], WeightUpdater],
+        loaders: Sequence[str],
+        flush: Callable[[RequestPolicy], int],
     ) -> None:
         self._number = number
         self._boot_id = boot_id
+        self._flush = flush
         self._groups = Groups(number)
         self._receiver = WeightReceiver(
             get_inbox=lambda: get_updater().inbox, loaders=WeightLoaders(loaders), groups=self._groups
@@ -63,6 +73,8 @@ class RankTransfers:
                 self._groups.join(order)
             case LeaveGroup(group=group):
                 self._groups.leave(group)
+            case FlushCache(policy=policy):
+                return TransferReply(rank=self._number, boot_id=self._boot_id, requests=self._flush(policy))
             case WriteFile() if self._number == 0:
                 self._exporter.write(order, pace=pace)
             case SendBroadcast() if self._number == 0:
