@@ -1,5 +1,6 @@
 """SGLang's control routes, as trainers call them: answers in SGLang's shape, one transaction behind them."""
 
+import asyncio
 import base64
 import pickle
 from pathlib import Path
@@ -357,7 +358,8 @@ async def test_saving(ports: Ports, tmp_path: Path) -> None:
     status, _ = await post(ports, "save_remote_model", url=(tmp_path / "out" / "b").as_uri())
     assert status == 200
     for name in ("a", "b"):
-        assert build_manifest(tmp_path / "out" / name).digest == ports.template.digest
+        manifest = await asyncio.to_thread(build_manifest, tmp_path / "out" / name)
+        assert manifest.digest == ports.template.digest
 
 
 async def test_adapters(ports: Ports) -> None:
