@@ -27,7 +27,7 @@ def serve(tmp_path: Path, pair: Path) -> Iterator[Serve]:
     started: list[Served] = []
 
     def make(*options: str, fault: str = "") -> Served:
-        served = Served(tmp_path, pair / "v1", options=["--version", "1.0", *options], roots=[pair])
+        served = Served(tmp_path, pair / "v1", options=["--version", "1.0", *options], roots=[pair, tmp_path])
         started.append(served)
         return served.start(fault=fault).wait_ready()
 

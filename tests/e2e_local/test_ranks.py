@@ -48,7 +48,7 @@ async def test_two_ranks_change_as_one_under_load(serve: Serve, pair: Path, tmp_
             served.command, "swap", "--source", folder.as_uri(), "--version", "bad", "-o", "json", *options
         )
         assert refused.code == 1
-        assert reason in refused.out
+        assert reason in refused.out, refused.out
         back = await asyncio.to_thread(served.command, "rollback")
         assert back.code == 0, back.out + back.err
         await load.served_more(3)
