@@ -9,7 +9,7 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from modelswap_engine.backends.port import Backend, Generate, Load, Reply, Sampling, Stage, TensorRange, Tokens
+from modelswap_engine.backends.port import Generate, Generation, Load, Reply, Sampling, Stage, TensorRange, Tokens
 
 GREEDY = Sampling()
 
@@ -110,7 +110,7 @@ def ids(items: Sequence[Tokens]) -> list[int]:
     return [token for item in items for token in item.tokens]
 
 
-async def answer(backend: Backend, text: str, *, tokens: int = 16) -> list[int]:
+async def answer(backend: Generation, text: str, *, tokens: int = 16) -> list[int]:
     """Return the greedy answer to a text."""
     return ids(await collect(backend.generate(prompt(text, tokens=tokens))))
 

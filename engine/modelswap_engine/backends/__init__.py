@@ -1,1 +1,1 @@
-"""Engines behind one port: the embedded one, and later vLLM and SGLang."""
+"""Engines behind one port: the embedded one, and servers of others (vLLM, SGLang) that a sidecar stands before."""

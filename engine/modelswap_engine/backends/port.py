@@ -1,8 +1,9 @@
 """The port every engine is driven through.
 
-The coordinator knows this Protocol and no engine; a backend knows its engine and neither HTTP, nor the gate, nor
-Kubernetes. Calls are made one at a time by the coordinator (``generate`` and ``abort`` excepted) and every one is
-bounded in time by the backend. A rank's reply is data, never an exception: a failed rank answers ``error``.
+The coordinator knows the Protocol ``Backend`` and no engine; a backend knows its engine and neither the gate, nor
+Kubernetes, nor the ports of this process. Calls are made one at a time by the coordinator and every one is bounded in
+time by the backend. A rank's reply is data, never an exception: a failed rank answers ``error``. ``Generation`` is for
+engines whose requests pass through here.
 The order within one swap is::
 
     stage → prepare → pause → commit → verify → resume        (then release, or later rollback/release)
@@ -315,6 +316,13 @@ class Backend(Protocol):
         With an upper bound of the rate it gives way to decoding, too.
         """
 
+    def running(self) -> int:
+        """Say how many requests the engine is working on, as far as can be seen from here."""
+
+
+class Generation(Protocol):
+    """The part of an engine that turns prompts into tokens; one that has an API of its own is proxied instead."""
+
     def generate(self, request: Generate) -> TokenStream:
         """Run a prompt; the request is with the engine when this returns. Closing the stream aborts it.
 
@@ -322,6 +330,3 @@ class Backend(Protocol):
             BadRequest: the engine cannot run this prompt.
             NotReady, WorkerLost: not now.
         """
-
-    def running(self) -> int:
-        """Say how many requests the engine is working on."""

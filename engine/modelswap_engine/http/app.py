@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from modelswap_engine.backends.port import Backend
+from modelswap_engine.backends.port import Generation
 from modelswap_engine.http.adapters import AdapterPort
 from modelswap_engine.http.auth import Authenticator, auth_middleware
 from modelswap_engine.http.compat.session import TrainerSession
@@ -61,7 +61,7 @@ def control_app(
 def data_app(
     *,
     coordinator: Coordinator,
-    backend: Backend,
+    backend: Generation,
     resources: VersionResources,
     metrics: Metrics,
     settings: DataSettings,

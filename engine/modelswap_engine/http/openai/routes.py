@@ -14,7 +14,7 @@ from functools import partial
 
 from aiohttp import web
 
-from modelswap_engine.backends.port import Backend, Generate
+from modelswap_engine.backends.port import Generate, Generation
 from modelswap_engine.http.bodies import json_response, read_bytes
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai import bodies, requests
@@ -63,7 +63,7 @@ class DataPort:
         self,
         *,
         coordinator: Coordinator,
-        backend: Backend,
+        backend: Generation,
         resources: VersionResources,
         metrics: Metrics,
         settings: DataSettings,

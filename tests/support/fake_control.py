@@ -1,0 +1,153 @@
+"""An engine's control side in memory, with our half in its ranks given as functions from text to text.
+
+It stands in for a real engine in unit tests of the engine-neutral half, and nowhere else. It keeps the promises of
+``EngineControl`` and notes every call; it can be told to fail or hang at the next call of a kind.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from modelswap_engine.backends.external.control import EngineFacts
+from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
+
+T = TypeVar("T")
+Rank = Callable[[str], str]
+
+
+class Broken(Enum):
+    """What goes wrong at a call, once."""
+
+    UNREACHABLE = auto()  # nothing was sent
+    LOST_BEFORE = auto()  # no answer, and it was not carried out
+    LOST_AFTER = auto()  # no answer, and it was carried out
+    REFUSED = auto()  # the engine says no
+    HANG = auto()  # no answer, ever
+
+
+class FakeControl:
+    """See the module.
+
+    Attributes:
+        ranks: our half in each rank; none means that it is not installed.
+        calls: the names of all calls so far.
+        running: requests that the engine works on; while there are any a flush says no.
+        flushes: answers of the next flushes, before ``running`` decides.
+        broken: what goes wrong at the next call of a name.
+    """
+
+    def __init__(self, ranks: Sequence[Rank] = (), *, engine: str = "fake") -> None:
+        self.ranks = list(ranks)
+        self.calls: list[str] = []
+        self.running = 0
+        self.flushes: list[bool] = []
+        self.broken: dict[str, Broken] = {}
+        self.starts = 1
+        self.up = True
+        self.policy: RequestPolicy | None = None
+        self.loaded = ""
+        self.closed = False
+        self.answers: Callable[[list[str]], list[str]] = lambda answers: answers
+        self._transport_broken = False
+        self._facts = EngineFacts(
+            engine=engine,
+            version="1.0",
+            boot_id="",
+            policies=frozenset({RequestPolicy.NONE_RUNNING, RequestPolicy.RECOMPUTE, RequestPolicy.ABORT}),
+        )
+
+    @property
+    def boot_id(self) -> str:
+        return f"boot-{self.starts}"
+
+    def restart(self, ranks: Sequence[Rank] = ()) -> None:
+        """Another start of the engine, with other processes."""
+        self.starts += 1
+        self.up = True
+        self.ranks = list(ranks)
+        self.policy = None
+        self.running = 0
+        self._transport_broken = False
+
+    async def facts(self, *, seconds: float) -> EngineFacts:
+        def answer() -> EngineFacts:
+            size = max(1, len(self.ranks))
+            return replace(self._facts, boot_id=self.boot_id, ranks=size, agent=bool(self.ranks))
+
+        return await self._call("facts", answer, seconds=seconds)
+
+    async def alive(self, *, seconds: float) -> bool:
+        return self.up
+
+    async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
+        def act() -> None:
+            self.policy = policy
+
+        await self._call("pause", act, seconds=seconds)
+
+    async def resume(self, *, seconds: float) -> None:
+        def act() -> None:
+            self.policy = None
+
+        await self._call("resume", act, seconds=seconds)
+
+    async def paused(self, *, seconds: float) -> bool:
+        return await self._call("paused", lambda: self.policy is not None, seconds=seconds)
+
+    async def flush(self, *, seconds: float) -> bool:
+        def act() -> bool:
+            return self.flushes.pop(0) if self.flushes else not self.running or self.policy is not None
+
+        return await self._call("flush", act, seconds=seconds)
+
+    async def call_all(self, text: str, *, seconds: float) -> Sequence[str]:
+        if self._transport_broken:
+            raise WorkerLost("an earlier collective call failed")
+        if not self.ranks:
+            raise BadRequest("our half is not installed in this engine")
+        try:
+            return await self._call(
+                "call_all", lambda: self.answers([rank(text) for rank in self.ranks]), seconds=seconds
+            )
+        except WorkerLost:
+            self._transport_broken = True
+            raise
+
+    async def set_version(self, digest: str, *, seconds: float) -> None:
+        def act() -> None:
+            self._facts = replace(self._facts, weight_version=digest)
+
+        await self._call("set_version", act, seconds=seconds)
+
+    async def load_full(self, directory: str, digest: str, *, seconds: float) -> None:
+        def act() -> None:
+            self.loaded = directory
+            self._facts = replace(self._facts, weight_version=digest)
+
+        await self._call("load_full", act, seconds=seconds)
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def _call(self, name: str, act: Callable[[], T], *, seconds: float) -> T:
+        self.calls.append(name)
+        broken = self.broken.pop(name, None)
+        if not self.up or broken is Broken.UNREACHABLE:
+            raise NotReady("the engine cannot be reached")
+        if broken is Broken.REFUSED:
+            raise BadRequest(f"the engine refuses {name}")
+        if broken is Broken.HANG:
+            try:
+                await asyncio.wait_for(asyncio.Event().wait(), seconds)
+            except TimeoutError:
+                raise WorkerLost(f"no answer to {name}") from None
+        if broken is Broken.LOST_BEFORE:
+            raise WorkerLost(f"no answer to {name}")
+        result = act()
+        if broken is Broken.LOST_AFTER:
+            raise WorkerLost(f"no answer to {name}")
+        return result
