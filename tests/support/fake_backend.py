@@ -104,6 +104,7 @@ class FakeBackend:
         self.staged: tuple[str, str, Tensors] | None = None
         self.prepared = ""
         self.paused = ""
+        self.paused_for = RequestPolicy.NONE_RUNNING
         self.committed = ""
         self.second = self.undone = ""
         self.undo: tuple[str, Tensors] | None = None
@@ -232,17 +233,18 @@ class FakeBackend:
 
         return await self._step("prepare", operation_id, act, digest=self.staged[1] if self.staged else "")
 
-    async def pause(self, operation_id: str, *, timeout: float) -> Sequence[Reply]:
+    async def pause(self, operation_id: str, *, timeout: float, policy: RequestPolicy) -> Sequence[Reply]:
         self._law(self.prepared == operation_id and not self.paused, "pause")
 
         def act() -> None:
-            self.paused = operation_id
+            self.paused, self.paused_for = operation_id, policy
 
         return await self._step("pause", operation_id, act)
 
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
         allowed = self.second if policy is RequestPolicy.OVERLAP else self.paused
         self._law(allowed == operation_id == self.prepared and self.committed != operation_id, "commit")
+        self._law(policy in (self.paused_for, RequestPolicy.OVERLAP), "commit with another policy than the pause")
         self.policies.append(policy)
 
         def act() -> None:

@@ -280,8 +280,11 @@ class Backend(Protocol):
         ``release`` takes it back.
         """
 
-    async def pause(self, operation_id: str, *, timeout: float) -> Sequence[Reply]:
-        """Park every rank between two steps; ``seconds`` is the stop latency."""
+    async def pause(self, operation_id: str, *, timeout: float, policy: RequestPolicy) -> Sequence[Reply]:
+        """Park every rank between two steps; ``seconds`` is the stop latency.
+
+        ``policy`` is what the commit will do with running requests, for engines that must know it before they stop.
+        """
 
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
         """Make the staged tensors live; only legal while paused. The old ones become ``previous``.

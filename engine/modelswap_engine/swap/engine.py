@@ -106,10 +106,10 @@ class Engine:
         seconds = self._settings.stage_seconds if overlap else self._settings.call_seconds
         _agree(await self._replies("prepare", operation_id, call, seconds), digest)
 
-    async def pause(self, operation_id: str) -> None:
+    async def pause(self, operation_id: str, policy: RequestPolicy) -> None:
         """Park every rank between two steps."""
         seconds = self._settings.pause_seconds
-        call = self._backend.pause(operation_id, timeout=seconds)
+        call = self._backend.pause(operation_id, timeout=seconds, policy=policy)
         await self._replies("pause", operation_id, call, seconds + self._settings.call_seconds)
 
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Replies:

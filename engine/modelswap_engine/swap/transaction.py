@@ -171,7 +171,7 @@ class Transaction:
         policy = await window.shut(continuable=decision.continuable)
         operation.check()
         core.companion.seal()
-        await core.engine.pause(operation.id)
+        await core.engine.pause(operation.id, policy)
         operation.check()
         self._touched = True
         operation.advance(_S.COMMITTING, stop_latency_seconds=window.seconds, **self._counted(policy))

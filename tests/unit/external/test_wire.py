@@ -29,12 +29,13 @@ CALLS = [
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
 def test_a_call_is_read_as_it_was_written(call: wire.Call) -> None:
-    assert wire.decode_call(wire.encode_call(call)) == call
+    assert wire.decode_call(wire.encode_call(7, call)) == wire.Envelope(number=7, call=call)
 
 
 def test_an_answer_is_read_as_it_was_written() -> None:
     error: ErrorBody = Internal("no", advice="yes", details={"tensor": "a"}).body()
     answer = wire.Answer(
+        number=7,
         reply=Reply(operation_id="o", rank=1, boot_id="b", error=error),
         facts=wire.Facts(rank=1, ranks=2, architecture="LlamaForCausalLM"),
         layout=Layout(architecture="LlamaForCausalLM", groups=(("a", "b"),), tied=()),

@@ -14,10 +14,10 @@ from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.group import WorkerGroup
 from modelswap_engine.backends.embedded.limits import check_request
-from modelswap_engine.backends.embedded.merging import merged
 from modelswap_engine.backends.embedded.process import CallOff
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.streams import TokenStream
+from modelswap_engine.backends.merging import merged
 from modelswap_engine.backends.port import (
     Generate,
     Hashes,
@@ -275,8 +275,10 @@ class EmbeddedBackend:
             timeout=self._settings.stage_timeout if overlap else None,
         )
 
-    async def pause(self, operation_id: str, *, timeout: float) -> Sequence[Reply]:
-        """Park every rank between two steps."""
+    async def pause(
+        self, operation_id: str, *, timeout: float, policy: RequestPolicy = RequestPolicy.NONE_RUNNING
+    ) -> Sequence[Reply]:
+        """Park every rank between two steps, which is the same for every policy."""
         return await self._control(
             lambda call: wire.PauseCall(call=call, operation_id=operation_id, timeout=timeout),
             "pausing",

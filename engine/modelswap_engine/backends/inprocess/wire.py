@@ -4,10 +4,11 @@ Text, because that is what engines carry to all their ranks: an argument of a co
 knows neither. The two ends are installed apart (the sidecar's image and the engine's) and may be of different releases,
 so each call names the release of these messages, and unknown fields are ignored.
 
-A call is answered by every rank, with one :class:`Answer` each; a rank that fails says so in it and never raises. While
-a rank answers, its engine makes no step. So calls that read or hash many bytes only begin: they answer ``running`` and
-go on in a thread, and :class:`ProgressCall` with their ``work`` asks for the outcome. ``work`` is an id that is never
-used twice; one that was begun again under the same id is not begun a second time.
+A call is answered by every rank, with one :class:`Answer` each that repeats the call's number, so that an answer to
+another call is never taken for one to this; a rank that fails says so in it and never raises. While a rank answers, its
+engine makes no step. So calls that read or hash many bytes only begin: they answer ``running`` and go on in a thread,
+and :class:`ProgressCall` with their ``work`` asks for the outcome. ``work`` is an id that is never used twice; one that
+was begun again under the same id is not begun a second time.
 """
 
 from typing import Final
@@ -139,6 +140,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """A call on its way to all ranks."""
 
     wire: int = WIRE
+    number: int
     call: Call
 
 
@@ -176,13 +178,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rank's answer to one call.
+    """One rank's answer to one call: the one whose ``number`` it repeats, 0 for one that could not be read.
 
     ``reply`` always says which rank of which start answers, and what went wrong; its operation id is that of the call,
     or "" where the call has none. While ``running`` is True the work goes on and nothing else in here counts.
     ``done_bytes`` is how many it has read or hashed so far.
     """
 
+    number: int
     reply: Reply
     running: bool = False
     done_bytes: int = 0
@@ -198,12 +201,12 @@ _envelopes: Final[msgspec.json.Decoder[Envelope]] = msgspec.json.Decoder(Envelop
 _answers: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
-def encode_call(call: Call) -> str:
-    """Return a call as text."""
-    return _encoder.encode(Envelope(call=call)).decode()
+def encode_call(number: int, call: Call) -> str:
+    """Return a call as text; its number is above 0 and used once."""
+    return _encoder.encode(Envelope(number=number, call=call)).decode()
 
 
-def decode_call(text: str) -> Call:
+def decode_call(text: str) -> Envelope:
     """Read a call.
 
     Raises:
@@ -217,7 +220,7 @@ def decode_call(text: str) -> Call:
                 advice="install the same release of modelswap beside the engine as in the sidecar",
                 details={"theirs": str(release), "ours": str(WIRE)},
             )
-        return _envelopes.decode(text).call
+        return _envelopes.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadRequest(f"not a call to the engine's process: {error}") from None
 
