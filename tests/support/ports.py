@@ -89,6 +89,7 @@ class Ports:
     host: FakeHost
     opener: FakeOpener
     desk: AdapterDesk
+    control_routes: tuple[tuple[str, str], ...]  # method and path
     assigned: Assignment | None = None  # what the assignment file says when it is read again
 
     def publish(self, version: str, **tensors: bytes) -> VersionRef:
@@ -172,6 +173,11 @@ async def open_ports(folder: Path, *, started: bool = True, max_queue: int = 4, 
             host=host,
             opener=opener,
             desk=desk,
+            control_routes=tuple(
+                (route.method, route.resource.canonical)
+                for route in control.router.routes()
+                if route.resource is not None and route.method != "HEAD"
+            ),
         )
         ports.template = ports.publish("1.0")
         if started:

@@ -1,6 +1,6 @@
 """SGLang's routes for process groups, and for weights that leave or are looked at."""
 
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -18,6 +18,8 @@ from modelswap_engine.protocol.transfers import (
     SendRequest,
 )
 from modelswap_engine.swap.coordinator import Coordinator
+
+_MOST_DIGITS: Final = 18
 
 
 class ExportRoutes:
@@ -73,8 +75,7 @@ class ExportRoutes:
     async def by_name(self, request: web.Request) -> web.Response:
         """Show the first rows of one tensor, nested as its shape is."""
         if request.method == "GET":
-            query = {key: int(value) if value.isdigit() else value for key, value in request.query.items()}
-            body = decode(encode(query), bodies.ByName)
+            body = decode(encode({key: _plain(value) for key, value in request.query.items()}), bodies.ByName)
         else:
             body = await read_body(request, bodies.ByName)
         found = await self._export.read(ReadRequest(name=body.name, rows=body.truncate_size))
@@ -100,10 +101,15 @@ def send_group(name: str, ports: str) -> str:
 
 
 def _first(ports: str | int) -> int:
-    text = str(ports).partition(",")[0].strip()
-    if not (text.isascii() and text.isdigit()):
-        raise BadRequest(f"{str(ports)[:80]!r} is no port", advice="send a number")
-    return int(text)
+    port = _plain(ports.partition(",")[0].strip()) if isinstance(ports, str) else ports
+    if isinstance(port, str):
+        raise BadRequest(f"{port[:80]!r} is no port", advice="send a number")
+    return port
+
+
+def _plain(text: str) -> int | str:
+    """Return the number that a text is, else the text; no number here has more than a few digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else text
 
 
 def _joining(group: str, *, address: str, port: str | int, rank: int, size: int, backend: str) -> JoinGroupRequest:
