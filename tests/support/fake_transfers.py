@@ -40,6 +40,7 @@ class Outside:
         coming: what somebody broadcasts to a group, by name.
         sent: what the engine broadcast, by group.
         flushes: how the cache was emptied.
+        flush_error: what a flush ends with, if anything.
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,7 @@ class Outside:
         self.coming: dict[str, bytes] = {}
         self.sent: dict[str, dict[str, bytes]] = {}
         self.flushes: list[RequestPolicy] = []
+        self.flush_error: ModelswapError | None = None
 
     def carry_out(self, engine: "FakeBackend", order: TransferOrder) -> TransferReply:
         try:
@@ -78,6 +80,8 @@ class Outside:
             case WriteFile():
                 written(Path(order.path), {item.name: engine.live[item.name] for item in order.tensors})
             case FlushCache(policy=policy):
+                if self.flush_error is not None:
+                    raise self.flush_error
                 if policy is RequestPolicy.NONE_RUNNING and engine.requests:
                     raise Busy(f"{engine.requests} requests are still running")
                 self.flushes.append(policy)

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterStatus
-from modelswap_engine.protocol.engine_state import EngineState, LockState, MemoryState
+from modelswap_engine.protocol.engine_state import AuditState, CheckState, EngineState, LockState, MemoryState
 from modelswap_engine.protocol.messages import CheckResult, Plan, SwapStatus, VersionRef
 
 
@@ -69,7 +69,8 @@ def state(now: EngineState) -> RenderableType:
         ("operation", operation(now.operation)),
         ("memory", _memory(now.memory)),
         *([("adapters", _room(now.adapters))] if now.adapters is not None and now.adapters.slots else []),
-        ("audit", _audit(now)),
+        ("audit", _audit(now.audit)),
+        ("last check", _check(now.last_check)),
         ("damaged", f"{', '.join(now.drifted[:5]) or 'nothing'}, {now.repairs} repairs"),
         ("cold restart", f"advised: {now.restart_advice}" if now.restart_advice else "not advised"),
         ("swaps", f"{now.swaps_completed} completed, {now.restarts} worker restarts"),
@@ -120,8 +121,11 @@ def _ranks(now: EngineState) -> Table:
     return table
 
 
-def _audit(now: EngineState) -> str:
-    audit = now.audit
+def _check(check: CheckState | None) -> str:
+    return _audit(check) + (f" ({check.action} of {check.pattern})" if check is not None else "")
+
+
+def _audit(audit: AuditState | None) -> str:
     if audit is None or audit.ok is None:
         return "none yet"
     if audit.ok:

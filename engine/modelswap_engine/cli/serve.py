@@ -39,6 +39,7 @@ from modelswap_engine.sources.registry import Sources
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
+from modelswap_engine.swap.growth import GrowthLimits
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.settings import SwapSettings
 
@@ -88,6 +89,7 @@ class ServeSettings:
     audit_seconds: float
     audit_bytes_per_second: int
     repair_attempts: int
+    restart_after_swaps: int
     commit_method: CommitMethod
     debug_checks: bool
     logs: Logs
@@ -225,6 +227,7 @@ def _coordinator(
             audit_seconds=settings.audit_seconds,
             audit_bytes_per_second=settings.audit_bytes_per_second,
             repair_attempts=settings.repair_attempts,
+            growth=GrowthLimits(swaps=settings.restart_after_swaps),
             debug_checks=settings.debug_checks,
             reclaim_seconds=settings.reclaim_seconds,
         ),

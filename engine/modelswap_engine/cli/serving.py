@@ -93,6 +93,9 @@ def serve(
     repair_attempts: Annotated[
         int, typer.Option(min=0, help="How often damaged live tensors are loaded again before giving up; 0: never.")
     ] = 5,
+    restart_after_swaps: Annotated[
+        int, typer.Option(min=0, help="Advise a cold restart after so many swaps; 0: only when memory grows.")
+    ] = 0,
     commit_method: Annotated[
         CommitMethod, typer.Option(help="How tensors become live; auto copies where addresses are held.")
     ] = CommitMethod.AUTO,

@@ -129,6 +129,13 @@ class AuditState(Message, frozen=True, kw_only=True):
     finished_at: str = ""
 
 
+class CheckState(AuditState, frozen=True, kw_only=True):
+    """The last check that somebody asked for: of the tensors that match ``pattern``."""
+
+    action: str = "Verify"
+    pattern: str = "*"
+
+
 class UpdateState(Message, frozen=True, kw_only=True):
     """An open weight update: what has arrived so far; nothing of it is live.
 
@@ -203,6 +210,7 @@ class EngineState(Message, frozen=True, kw_only=True):
     ranks: list[RankState] = []
     memory: MemoryState = MemoryState()
     audit: AuditState | None = None
+    last_check: CheckState | None = None
     assignment_revision: int = 0
     capabilities: Capabilities = Capabilities()
     swaps_completed: int = 0

@@ -5,15 +5,18 @@ A difference means that the engine would answer with weights nobody chose: nobod
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from modelswap_engine.backends.port import Hashes
 from modelswap_engine.checkpoint.manifest import Manifest
-from modelswap_engine.protocol.engine_state import AuditState
+from modelswap_engine.protocol.engine_state import AuditState, CheckState
 from modelswap_engine.protocol.errors import BadRequest, Busy, DigestMismatch, ModelswapError, WorkerLost
-from modelswap_engine.protocol.messages import CheckResult, Coordinates, TensorCheck
+from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Coordinates, TensorCheck
 from modelswap_engine.swap import recovery
 from modelswap_engine.swap.core import Core, log
 from modelswap_engine.swap.versions import Version
+
+_NAMES_SHOWN: Final = 100
 
 
 def compare(manifest: Manifest, hashes: Hashes, *, groups: Iterable[Iterable[str]], pattern: str) -> list[TensorCheck]:
@@ -68,6 +71,21 @@ async def check(core: Core, version: Version, pattern: str, *, bytes_per_second:
         tensors=hashes.tensors,
         runtime={item.name: item.actual for item in hashes.runtime},
         unread=sorted(set(hashes.unverifiable) - {name for group in core.engine.groups() for name in group}),
+    )
+
+
+def remembered(result: CheckResult, request: CheckRequest, *, finished_at: str) -> CheckState:
+    """Return what the state says of a check that somebody asked for; at most so many names."""
+    return CheckState(
+        action=request.action,
+        pattern=request.pattern,
+        digest=result.digest,
+        ok=result.ok,
+        tensors=result.checked,
+        bytes=result.bytes,
+        seconds=result.seconds,
+        mismatched=[item.name for item in result.mismatched[:_NAMES_SHOWN]],
+        finished_at=finished_at,
     )
 
 

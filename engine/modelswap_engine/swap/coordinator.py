@@ -39,7 +39,7 @@ from modelswap_engine.protocol.messages import (
 from modelswap_engine.swap import entry, recovery, retention, shutdown, snapshot
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
-from modelswap_engine.swap.audit import check
+from modelswap_engine.swap.audit import check, remembered
 from modelswap_engine.swap.clock import Clock, Offload, OneThread, within
 from modelswap_engine.swap.companion import Alone, Companion
 from modelswap_engine.swap.core import Core, Resolver
@@ -334,7 +334,10 @@ class Coordinator:
             if core.live is None:
                 raise NotReady("no version is live in this engine", advice="read the state for the reason")
             look = {CheckAction.SNAPSHOT: snapshot.take, CheckAction.COMPARE: snapshot.compare}
-            return await look.get(request.action, check)(core, core.live, request.pattern)
+            result = await look.get(request.action, check)(core, core.live, request.pattern)
+        core.last_check = remembered(result, request, finished_at=core.clock.timestamp())
+        core.touch()
+        return result
 
     async def release(self, request: ReleaseRequest) -> EngineState:
         """Give up the retained previous version.
@@ -367,15 +370,15 @@ class Coordinator:
         """Say whether somebody holds new requests by this lease."""
         return self._core.gate.holds(lease_id)
 
-    async def quiet(self, seconds: float) -> None:
-        """Wait until no request is inside; whoever wants it to stay that way holds a lease.
+    async def quiet(self, seconds: float, *, scope: Scope = Scope.ALL) -> None:
+        """Wait until no request of the scope is inside; whoever wants it to stay that way holds a lease.
 
         Raises:
             DrainTimeout: some were, for longer than that.
         """
         core = self._core
         try:
-            await within(core.clock, seconds, core.lock.idle(Scope.ALL))
+            await within(core.clock, seconds, core.lock.idle(scope))
         except TimeoutError:
             raise DrainTimeout(
                 f"{core.lock.inside} requests did not end within {seconds:g} s", advice="wait longer, or abort them"

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from modelswap_engine.backends.port import Backend
-from modelswap_engine.protocol.engine_state import AuditState, MemoryState
+from modelswap_engine.protocol.engine_state import AuditState, CheckState, MemoryState
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, SourceNotFound, Unavailable
-from modelswap_engine.protocol.messages import SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import Coordinates, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.updates import RECEIVED
 from modelswap_engine.sources.port import Resolved
@@ -124,7 +124,8 @@ class Core:
         self.stopping = False
         self.memory = MemoryState()
         self.audit: AuditState | None = None
-        self.snapshot: dict[str, str] = {}
+        self.last_check: CheckState | None = None
+        self.snapshot: dict[tuple[Coordinates, str], str] = {}
         self.audit_pending = False
         self.update: OpenUpdate | None = None
         self.received: Received | None = None

@@ -13,7 +13,7 @@ from modelswap_engine.protocol.errors import Busy, ErrorBody, ForeignOwner, Paus
 from modelswap_engine.swap.clock import Clock, within
 
 MAX_LEASES: Final = 16
-_RETRY_AFTER = {"retryAfterSeconds": "1"}
+_LONGEST_RETRY_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class Gate:
             raise Paused(
                 f"new requests are held while the engine changes its weights, and {self._max_queue} wait already",
                 advice="try again shortly, or at another replica",
-                details=_RETRY_AFTER,
+                details=self._retry_after(),
             )
         self.waits += 1
         patience = max([self._queue_seconds, *self._holds.values()])
@@ -161,8 +161,14 @@ class Gate:
             raise Paused(
                 f"new requests are held while the engine changes its weights; this one waited {patience:g} s",
                 advice="try again shortly, or at another replica",
-                details=_RETRY_AFTER,
+                details=self._retry_after(),
             ) from None
+
+    def _retry_after(self) -> dict[str, str]:
+        """Say when to come again: a swap is over soon; a lease may be long, but may be given back at any time."""
+        lease = self.lease
+        left = lease.deadline - self._clock.monotonic() if lease is not None and not self._holds else 1.0
+        return {"retryAfterSeconds": f"{min(_LONGEST_RETRY_SECONDS, max(1.0, left)):.0f}"}
 
     async def _wait(self) -> None:
         since = self._clock.monotonic()

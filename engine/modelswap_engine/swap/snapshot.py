@@ -8,7 +8,7 @@ import fnmatch
 
 from modelswap_engine.backends.port import Hashes
 from modelswap_engine.protocol.errors import BadRequest, NotFound
-from modelswap_engine.protocol.messages import CheckResult, TensorCheck
+from modelswap_engine.protocol.messages import CheckResult, Coordinates, TensorCheck
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.versions import Version
 
@@ -21,7 +21,7 @@ async def take(core: Core, version: Version, pattern: str) -> CheckResult:
         ModelswapError: the engine could not answer.
     """
     hashes = await _hashes(core, pattern)
-    core.snapshot = dict(hashes.tensors)
+    core.snapshot = _by_coordinates(hashes)
     return _result(version, hashes, [])
 
 
@@ -34,15 +34,22 @@ async def compare(core: Core, version: Version, pattern: str) -> CheckResult:
         ModelswapError: the engine could not answer.
     """
     hashes = await _hashes(core, pattern)
-    before = {name: value for name, value in core.snapshot.items() if fnmatch.fnmatchcase(name, pattern)}
     if not core.snapshot:
         raise NotFound("no snapshot of the live tensors was taken", advice="check with action Snapshot first")
+    now = _by_coordinates(hashes)
+    before = {key: value for key, value in core.snapshot.items() if key in now or fnmatch.fnmatchcase(key[1], pattern)}
     changed = [
-        TensorCheck(name=name, expected=before.get(name, ""), actual=hashes.tensors.get(name, ""))
-        for name in sorted(before.keys() | hashes.tensors.keys())
-        if before.get(name) != hashes.tensors.get(name)
+        TensorCheck(name=key[1], expected=before.get(key, ""), actual=now.get(key, ""), coordinates=key[0])
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
     ]
     return _result(version, hashes, changed)
+
+
+def _by_coordinates(hashes: Hashes) -> dict[tuple[Coordinates, str], str]:
+    """Name what was hashed; a parameter that was made with a loss is known by itself."""
+    found = {(Coordinates.CHECKPOINT, name): value for name, value in hashes.tensors.items()}
+    return found | {(Coordinates.RUNTIME, item.name): item.actual for item in hashes.runtime}
 
 
 async def _hashes(core: Core, pattern: str) -> Hashes:
@@ -52,7 +59,7 @@ async def _hashes(core: Core, pattern: str) -> Hashes:
         )
     with core.preemptible() as preempted:
         hashes = await core.engine.hashes(pattern, unless=preempted)
-    if not hashes.tensors:
+    if not hashes.tensors and not hashes.runtime:
         raise BadRequest(
             f"no tensor that can be read back matches {pattern[:200]!r}",
             advice="use a glob of checkpoint tensor names, for example 'model.layers.0.*'",
@@ -64,9 +71,10 @@ def _result(version: Version, hashes: Hashes, changed: list[TensorCheck]) -> Che
     return CheckResult(
         digest=version.digest,
         ok=not changed,
-        checked=len(hashes.tensors),
+        checked=len(hashes.tensors) + len(hashes.runtime),
         bytes=hashes.bytes,
         seconds=hashes.seconds,
         mismatched=changed,
         tensors=hashes.tensors,
+        runtime={item.name: item.actual for item in hashes.runtime},
     )

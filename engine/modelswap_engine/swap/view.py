@@ -52,6 +52,7 @@ def engine_state(core: Core) -> EngineState:
         ranks=ranks,
         memory=core.memory,
         audit=core.audit,
+        last_check=core.last_check,
         assignment_revision=accepted.revision if accepted is not None and accepted.owned else 0,
         capabilities=core.backend.capabilities(),
         swaps_completed=core.completed,

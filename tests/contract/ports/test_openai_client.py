@@ -69,4 +69,4 @@ async def test_a_full_gate_is_an_error_that_may_be_retried(ports: Ports) -> None
         with pytest.raises(openai.InternalServerError) as paused:
             await client.chat.completions.create(model=MODEL, messages=HELLO)
         assert paused.value.code == "paused"
-        assert paused.value.response.headers["Retry-After"] == "1"
+        assert paused.value.response.headers["Retry-After"] == "10"  # the lease may well be given back before its end

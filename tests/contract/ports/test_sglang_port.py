@@ -12,6 +12,7 @@ import pytest
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget, WeightsPolicy
+from modelswap_engine.protocol.errors import Busy
 from modelswap_engine.protocol.policy import TrafficMode
 from tests.support.fake_backend import Fault
 from tests.support.fake_source import FakeCheckpoint
@@ -261,20 +262,31 @@ async def test_a_commit_that_fails_leaves_the_old_weights_and_the_pause(ports: P
     assert serves(ports)
 
 
+HARMLESS = {
+    "sglang": {
+        "continue_generation", "destroy_weights_update_group", "init_weights_send_group_for_remote_instance",
+        "send_weights_to_remote_instance", "save_sharded_model", "save_remote_model", "weights_checker",
+        "check_weights", "get_weights_by_name", "flush_cache",
+    },
+    "vllm": {"resume", "shutdown_weight_transfer_engine", "reset_prefix_cache", "weight_checker"},
+}  # fmt: skip
+"""What changes no weights, ends a pause that was begun before, or only costs time."""
+
+
 async def test_a_managed_pod_refuses_and_an_external_one_does_not(ports: Ports) -> None:
     template = ports.template
     stable = AssignmentTarget(version=template.version, uri=template.uri, digest=template.digest)
     ports.assigned = Assignment(owner_uid="owner-1", epoch=1, revision=1, stable=stable)
-    for route, body in (
-        ("pause_generation", {}),
-        ("begin_weight_update", {}),
-        ("update_weights_from_disk", {"model_path": "/models/1.0"}),
-        ("update_weight_version", {"new_version": "x"}),
-        ("load_lora_adapter", {"lora_name": "a", "lora_path": "/x"}),
-    ):
-        status, answer = await post(ports, route, body)
-        assert (status, answer["error"]["code"]) == (409, "WeightsManaged"), route
-    assert (await send(ports, norm=NORM))[0] == 409
+    refused = set()
+    for method, path in ports.control_routes:
+        _, _, dialect, route = (*path.split("/", 3), "", "", "")[:4]
+        if method != "POST" or not path.startswith("/compat/") or route in HARMLESS[dialect]:
+            continue
+        async with ports.control.post(path, json={}) as response:
+            assert response.status == 409, path
+            assert "WeightsManaged" in await response.text()
+        refused.add(route)
+    assert len(refused) == 19
     assert ports.coordinator.state().gate.open
     ports.assigned = msgspec.structs.replace(ports.assigned, weights=WeightsPolicy.EXTERNAL)
     assert (await send(ports, norm=NORM))[0] == 200
@@ -291,6 +303,36 @@ async def test_a_new_label_ends_no_request(ports: Ports) -> None:
     assert (await get(ports, "model_info"))[1]["weight_version"] == "vX"
     assert commits(ports) == 0
     assert ports.backend.outside.flushes == []
+
+
+async def test_a_new_label_in_a_pause_comes_with_its_end(ports: Ports) -> None:
+    await post(ports, "pause_generation", {})
+    _, answer = await post(ports, "update_weight_version", new_version="vX", abort_all_requests=True)
+    assert answer["message"] == "Weight version updated to vX when generation continues"
+    assert (await get(ports, "model_info"))[1]["weight_version"] == "1.0"
+    assert ports.backend.outside.flushes == [RequestPolicy.ABORT] * 2
+    await post(ports, "continue_generation", {})
+    assert (await get(ports, "model_info"))[1]["weight_version"] == "vX"
+
+
+async def test_a_request_on_its_way_to_the_engine_is_ended_with_the_others(ports: Ports) -> None:
+    async with ports.coordinator.admission() as admission:
+        pausing = asyncio.create_task(post(ports, "pause_generation", {}))
+        while ports.coordinator.state().gate.open:
+            await asyncio.sleep(0)
+        assert ports.backend.outside.flushes == []
+        admission.submitted()
+        while not ports.backend.outside.flushes:
+            await asyncio.sleep(0)
+        assert not pausing.done()  # it ends when the request, which the engine has ended, has left
+    assert await pausing == (200, PAUSED)
+
+
+async def test_a_pause_that_fails_holds_nobody(ports: Ports) -> None:
+    ports.backend.outside.flush_error = Busy("not now")
+    status, answer = await post(ports, "pause_generation", {})
+    assert (status, answer["success"]) == (409, False)
+    assert ports.coordinator.state().gate.lease_id == ""
 
 
 async def test_what_serves(ports: Ports) -> None:

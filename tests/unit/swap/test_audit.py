@@ -62,6 +62,27 @@ async def test_a_comparison_names_what_changed_since_the_snapshot_and_touches_no
     await world.stop()
 
 
+async def test_a_parameter_that_was_made_with_a_loss_is_compared_as_it_is(tmp_path):
+    world = await started(tmp_path, debug_checks=True)
+    world.backend.lossy.add("q")
+    assert (await check(world, CheckAction.SNAPSHOT)).runtime
+    world.backend.live = {**world.backend.live, "q": b"!!!!"}
+    (item,) = (await check(world, CheckAction.COMPARE)).mismatched
+    assert (item.name, item.coordinates) == ("made of q", "runtime")
+    await world.stop()
+
+
+async def test_the_state_remembers_the_last_check(tmp_path):
+    world = await started(tmp_path)
+    assert world.state.last_check is None
+    before = world.state.seq
+    await check(world, CheckAction.VERIFY, "n*")
+    found = world.state.last_check
+    assert (found.action, found.pattern, found.ok, found.tensors) == ("Verify", "n*", True, 1)
+    assert (found.digest, world.state.seq > before) == (world.template.digest, True)
+    await world.stop()
+
+
 @pytest.mark.parametrize("action", [CheckAction.SNAPSHOT, CheckAction.COMPARE])
 async def test_snapshots_are_off_unless_asked_for(tmp_path, action):
     world = await started(tmp_path)

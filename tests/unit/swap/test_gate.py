@@ -60,6 +60,17 @@ async def test_the_queue_is_bounded_by_count(gate, clock):
     await asyncio.gather(first, second)
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(0.2, "1"), (4, "4"), (600, "10")])
+async def test_a_client_is_told_to_come_again_when_the_lease_is_over(gate, clock, seconds, told):
+    gate.take_lease("l", owner="me", seconds=seconds)
+    waiting = [await entering(gate, clock) for _ in range(2)]
+    with pytest.raises(Paused) as refused:
+        await gate.enter()
+    assert refused.value.details["retryAfterSeconds"] == told
+    gate.end_lease("l", owner="me")
+    await asyncio.gather(*waiting)
+
+
 async def test_the_queue_is_bounded_by_age(gate, clock):
     gate.close("swap")
     waiting = await entering(gate, clock)

@@ -17,11 +17,13 @@ from modelswap_engine.protocol.messages import PauseRequest, ResumeRequest, Swap
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.protocol.updates import AbortUpdate, BeginUpdate, CommitUpdate
 from modelswap_engine.swap.coordinator import Coordinator
+from modelswap_engine.swap.lock import Scope
 
 OWNER: Final = "trainer"
 LEASE: Final = "trainer"
 LEASE_SECONDS: Final = 600.0
 DRAIN_SECONDS: Final = 600.0
+ADMIT_SECONDS: Final = 30.0
 
 
 class PauseMode(StrEnum):
@@ -66,20 +68,24 @@ class TrainerSession:
         """Hold new requests; those in flight end now, end by themselves first, or go on until the commit.
 
         Raises:
-            WeightsManaged: a ModelVersion decides the weights of this pod.
             BadRequest: this engine has no such mode.
+            ModelswapError: requests could not be ended; nothing is paused that was not before.
         """
-        await self._coordinator.updates.permit()
         possible = self._coordinator.state().capabilities.traffic_modes
         if _TRAFFIC[mode] not in possible:
             raise BadRequest(f"pause mode {mode} is not possible with this engine", advice="use abort or retract")
-        lease = PauseRequest(lease_id=LEASE, owner=OWNER, seconds=LEASE_SECONDS)
-        await self._coordinator.pause(lease)
+        before = self.paused
+        await self._coordinator.pause(PauseRequest(lease_id=LEASE, owner=OWNER, seconds=LEASE_SECONDS))
+        try:
+            if mode is PauseMode.ABORT:
+                await self._abort_requests()
+            if mode in (PauseMode.ABORT, PauseMode.WAIT):
+                await self._coordinator.quiet(DRAIN_SECONDS)
+        except BaseException:
+            if not before:  # the trainer was told that nothing is paused
+                await self._coordinator.resume(ResumeRequest(lease_id=LEASE, owner=OWNER))
+            raise
         self._mode = mode
-        if mode is PauseMode.ABORT:
-            await self._coordinator.cache.flush(RequestPolicy.ABORT)
-        if mode in (PauseMode.ABORT, PauseMode.WAIT):
-            await self._coordinator.quiet(DRAIN_SECONDS)
 
     async def resume(self) -> SwapStatus | None:
         """Make live what came during the pause, then let requests in again.
@@ -142,12 +148,14 @@ class TrainerSession:
         elif alone:
             await self._commit()
 
-    async def rename(self, version: str) -> None:
-        """Give the live weights another label; with an update open, what it will be called.
+    async def rename(self, version: str, *, abort_all: bool = False) -> None:
+        """Give the live weights another label; with an update open, or in a pause, at the end of that.
 
         Raises:
             ModelswapError: why it is not called so.
         """
+        if abort_all:
+            await self._abort_requests()
         if self._open():
             self._version = version
             return
@@ -162,6 +170,12 @@ class TrainerSession:
         """
         again = self.paused and self._mode in (PauseMode.ABORT, PauseMode.RETRACT)
         await self._coordinator.cache.flush(RequestPolicy.RECOMPUTE if again else RequestPolicy.NONE_RUNNING)
+
+    async def _abort_requests(self) -> None:
+        """End requests; in a pause, which lets no more in, those still on their way to the engine get there first."""
+        if self.paused:
+            await self._coordinator.quiet(ADMIT_SECONDS, scope=Scope.ADMITTING)
+        await self._coordinator.cache.flush(RequestPolicy.ABORT)
 
     def _open(self) -> bool:
         """Say whether our update is still open; its lease may have run out."""

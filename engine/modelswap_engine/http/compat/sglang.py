@@ -6,6 +6,7 @@ from aiohttp import web
 
 from modelswap_engine.http.bodies import json_response, read_body
 from modelswap_engine.http.compat import sglang_bodies as bodies
+from modelswap_engine.http.compat.guard import guarded
 from modelswap_engine.http.compat.session import PauseMode, TrainerSession
 from modelswap_engine.http.compat.sglang_adapters import AdapterRoutes
 from modelswap_engine.http.compat.sglang_answers import Handler, answering, done
@@ -41,9 +42,8 @@ class SglangRoutes:
     def routes(self) -> list[web.RouteDef]:
         """Return the route table."""
         weights, export = self._weights, self._export
-        posts: dict[str, Handler] = {
+        changing: dict[str, Handler] = {
             "pause_generation": self.pause,
-            "continue_generation": self.resume,
             "begin_weight_update": weights.begin,
             "end_weight_update": weights.end,
             "update_weights_from_disk": weights.disk,
@@ -51,12 +51,17 @@ class SglangRoutes:
             "update_weights_from_distributed": weights.distributed,
             "update_weights_from_ipc": weights.ipc,
             "init_weights_update_group": export.init_group,
+            "update_weight_version": self.rename,
+        }
+        if self._adapters is not None:
+            changing |= {"load_lora_adapter": self._adapters.load, "unload_lora_adapter": self._adapters.unload}
+        posts: dict[str, Handler] = {
+            "continue_generation": self.resume,
             "destroy_weights_update_group": export.destroy_group,
             "init_weights_send_group_for_remote_instance": export.init_send_group,
             "send_weights_to_remote_instance": export.send,
             "save_sharded_model": export.save_sharded,
             "save_remote_model": export.save_remote,
-            "update_weight_version": self.rename,
         }
         both: dict[str, Handler] = {
             "weights_checker": self.check,
@@ -71,9 +76,8 @@ class SglangRoutes:
             "health": self.health,
             "health_generate": self.health,
         }
-        if self._adapters is not None:
-            posts |= {"load_lora_adapter": self._adapters.load, "unload_lora_adapter": self._adapters.unload}
-        table = [web.post(f"{PREFIX}/{name}", answering(handler)) for name, handler in (posts | both).items()]
+        posts |= both | guarded(changing, self._coordinator.updates.permit)
+        table = [web.post(f"{PREFIX}/{name}", answering(handler)) for name, handler in posts.items()]
         return table + [web.get(f"{PREFIX}/{name}", answering(handler)) for name, handler in (gets | both).items()]
 
     async def pause(self, request: web.Request) -> web.Response:
@@ -92,8 +96,9 @@ class SglangRoutes:
     async def rename(self, request: web.Request) -> web.Response:
         """Give the live weights another label."""
         body = await read_body(request, bodies.Rename)
-        await self._session.rename(body.new_version)
-        return done(f"Weight version updated to {body.new_version}", new_version=body.new_version)
+        await self._session.rename(body.new_version, abort_all=body.abort_all_requests)
+        when = " when generation continues" if self._session.paused else ""
+        return done(f"Weight version updated to {body.new_version}{when}", new_version=body.new_version)
 
     async def flush(self, _: web.Request) -> web.Response:
         """Forget cached keys and values."""

@@ -28,7 +28,7 @@ class AdapterRoutes:
         try:
             fields = {"name": body.lora_name, "uri": as_uri(body.lora_path), "pinned": body.pinned}
             source = decode(encode(fields), AdapterSource)
-            await self._desk.load(LoadAdapterRequest(source=source, fence=await self._fence()))
+            await self._desk.load(LoadAdapterRequest(source=source, fence=self._fence()))
         except ModelswapError as error:
             return refused(error, error_message=error.message, loaded_adapters=None)
         return self._done()
@@ -37,14 +37,13 @@ class AdapterRoutes:
         """Unload an adapter; it never comes back by itself."""
         body = await read_body(request, bodies.UnloadAdapter)
         try:
-            await self._desk.unload(body.lora_name, UnloadAdapterRequest(fence=await self._fence()))
+            await self._desk.unload(body.lora_name, UnloadAdapterRequest(fence=self._fence()))
         except ModelswapError as error:
             return refused(error, error_message=error.message, loaded_adapters=None)
         return self._done()
 
-    async def _fence(self) -> Fence:
-        """Return who calls: nobody in particular, and only where weights are a trainer's to change."""
-        await self._coordinator.updates.permit()
+    def _fence(self) -> Fence:
+        """Return who calls: nobody in particular."""
         return Fence(pod_uid=self._coordinator.state().pod_uid)
 
     def _done(self) -> web.Response:

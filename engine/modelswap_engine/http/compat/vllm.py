@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from modelswap_engine.http.bodies import json_response, read_body, read_large
+from modelswap_engine.http.compat.guard import guarded
 from modelswap_engine.http.compat.session import OWNER, PauseMode, TrainerSession
 from modelswap_engine.http.compat.sglang_answers import Handler
 from modelswap_engine.http.compat.sglang_weights import as_uri
@@ -92,17 +93,22 @@ class VllmRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route table."""
-        posts: dict[str, Handler] = {
+        changing: dict[str, Handler] = {
             "pause": self.pause,
-            "resume": self.resume,
             "init_weight_transfer_engine": self.init,
             "start_weight_update": self.start,
             "start_draft_weight_update": self.draft,
             "update_weights": self.update,
             "finish_weight_update": self.finish,
+            "update_weight_version": self.rename,
+        }
+        if self._adapters is not None:
+            changing["v1/load_lora_adapter"] = self._adapters.load
+            changing["v1/unload_lora_adapter"] = self._adapters.unload
+        posts: dict[str, Handler] = {
+            "resume": self.resume,
             "shutdown_weight_transfer_engine": self.shutdown,
             "reset_prefix_cache": self.reset_cache,
-            "update_weight_version": self.rename,
             "weight_checker": self.check,
         }
         gets: dict[str, Handler] = {
@@ -110,9 +116,7 @@ class VllmRoutes:
             "weight_info": self.info,
             "get_world_size": self.world_size,
         }
-        if self._adapters is not None:
-            posts["v1/load_lora_adapter"] = self._adapters.load
-            posts["v1/unload_lora_adapter"] = self._adapters.unload
+        posts |= guarded(changing, self._coordinator.updates.permit)
         table = [web.post(f"{PREFIX}/{name}", _answering(handler)) for name, handler in posts.items()]
         return table + [web.get(f"{PREFIX}/{name}", _answering(handler)) for name, handler in gets.items()]
 
