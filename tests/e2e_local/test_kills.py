@@ -50,9 +50,17 @@ async def test_killed_after_a_swap_each_comes_back_with_the_accepted_version(ser
     await assert_serves(served, "1.1")
 
 
-@pytest.mark.parametrize("point", [pytest.param("stage", marks=pytest.mark.full), "midway"])
+def long(*values: object) -> object:
+    """A row that only runs with the whole matrices."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
+POINTS = ["stage", "prepare", "pause", "commit", "midway", "verify", "resume"]
+
+
+@pytest.mark.parametrize("point", [point if point == "midway" else long(point) for point in POINTS])
 async def test_worker_dies_in_the_middle_of_a_swap(serve: Serve, pair: Path, point: str) -> None:
-    served = serve(fault=f"{point}:exit#1")
+    served = serve(fault=f"{point}:kill#1")
     await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1")
     status = await asyncio.to_thread(served.ended, "op-1")
     assert status.state in (SwapState.ABORTED, SwapState.ROLLED_BACK)
@@ -100,27 +108,28 @@ async def test_a_second_instance_that_does_not_come_up_costs_nothing_but_itself(
     await assert_serves(served, "1.1")
 
 
-@pytest.mark.full
-async def test_front_killed_while_it_stages_comes_back_with_the_old_version(serve: Serve, pair: Path) -> None:
-    served = serve(fault="stage:delay=30")
+@pytest.mark.parametrize(
+    ("point", "during", "version", "ended"),
+    [
+        long("stage", SwapState.FETCHING, "1.0", SwapState.ABORTED),
+        long("prepare", SwapState.STAGED, "1.0", SwapState.ABORTED),
+        long("pause", SwapState.PAUSING, "1.0", SwapState.ABORTED),
+        ("midway", SwapState.COMMITTING, "1.1", SwapState.SERVING),
+        long("verify", SwapState.COMMITTED, "1.1", SwapState.SERVING),
+        long("resume", SwapState.VERIFIED, "1.1", SwapState.SERVING),
+    ],
+)
+async def test_front_killed_in_each_state_comes_back_with_one_whole_version(
+    serve: Serve, pair: Path, point: str, during: SwapState, version: str, ended: SwapState
+) -> None:
+    served = serve(fault=f"{point}:delay=30")
     await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1")
-    while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.FETCHING:
+    while served.control.get("/swaps/op-1", SwapStatus).state is not during:
         await asyncio.sleep(0.02)
     served.kill()
     await until_ready(served.start())
-    await assert_serves(served, "1.0")
-    assert served.control.get("/swaps/op-1", SwapStatus).state is SwapState.ABORTED
-
-
-async def test_front_killed_in_the_commit_comes_back_with_one_whole_version(serve: Serve, pair: Path) -> None:
-    served = serve(fault="midway:delay=30")
-    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1")
-    while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.COMMITTING:
-        await asyncio.sleep(0.02)
-    served.kill()
-    await until_ready(served.start())
-    await assert_serves(served, "1.1")
-    assert served.control.get("/swaps/op-1", SwapStatus).state is SwapState.SERVING
+    await assert_serves(served, version)
+    assert served.control.get("/swaps/op-1", SwapStatus).state is ended
 
 
 async def gone(pid: int) -> None:

@@ -1,6 +1,7 @@
 """Each traffic mode's promise (docs/architecture.md, Traffic modes), kept by a whole engine process under load.
 
-Drain and Recompute are proved in test_swap.py. The two versions cannot be confused: 1.0 says lower-case letters only.
+Recompute, and a Drain that is in time, are proved in test_swap.py. The two versions cannot be confused: 1.0 says
+lower-case letters only.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import pytest
 
 from demo.answers import Answer
 from modelswap_engine.protocol.messages import SwapStatus
-from modelswap_engine.protocol.policy import TrafficMode
+from modelswap_engine.protocol.policy import OnTimeout, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.e2e_local.conftest import Serve
 from tests.support.clients import asking, honest, load_on, makers
@@ -42,6 +43,30 @@ async def caught(served: Served, target: Path, version: str, mode: TrafficMode) 
     status = await asyncio.to_thread(served.ended, operation)
     assert status.state is SwapState.SERVING, status.error
     return await answering, status
+
+
+@pytest.mark.parametrize("what", list(OnTimeout))
+async def test_a_drain_that_is_not_done_in_time_does_what_its_policy_says(
+    served: Served, pair: Path, what: OnTimeout
+) -> None:
+    begun = asyncio.Event()
+    answering = asking(served.data_url, tokens=LONG, begun=begun)
+    await begun.wait()
+    policy = Traffic(mode=TrafficMode.DRAIN, timeout_seconds=0.3, on_timeout=what)
+    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation=f"late-{what}", traffic=policy)
+    status = await asyncio.to_thread(served.ended, f"late-{what}")
+    answer = await answering
+    if what is OnTimeout.CANCEL_SWAP:  # nobody was hurt, and nothing has changed
+        assert status.error is not None
+        assert (status.state, status.error.code) == (SwapState.ABORTED, "DrainTimeout")
+        assert (answer.failure, makers(answer), len(answer.text)) == ("", {"1.0"}, LONG)
+        return
+    assert status.state is SwapState.SERVING, status.error
+    if what is OnTimeout.RECOMPUTE_REQUESTS:
+        assert (answer.failure, [span.version for span in answer.spans]) == ("", ["1.0", "1.1"])
+        assert (status.recomputed_requests, honest(answer)) == (1, True)
+    else:
+        assert (answer.error["code"], makers(answer), status.aborted_requests) == ("interrupted", {"1.0"}, 1)
 
 
 async def test_freeze_goes_on_in_the_middle_of_answers_and_says_where(served: Served, pair: Path) -> None:

@@ -19,6 +19,7 @@ from modelswap_engine.protocol.transfers import ReadRequest, ReadResult, SaveReq
 from modelswap_engine.protocol.updates import BeginUpdate, CommitUpdate, DiskPart
 from tests.e2e_local.test_swap import file_hashes, live_hashes
 from tests.support.clients import asking, honest, load_on, makers
+from tests.support.custom_loaders import RENAMED
 from tests.support.orders import ranges
 from tests.support.serve import Served, free_port
 from tests.support.trainer import trainer
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.model
 def started(tmp_path_factory: pytest.TempPathFactory, pair: Path) -> Iterator[tuple[Served, Path]]:
     folder = tmp_path_factory.mktemp("trained")
     out = folder / "out"
-    options = ["--version", "1.0", "--export-root", str(out)]
+    options = ["--version", "1.0", "--export-root", str(out), "--weight-loader", RENAMED]
     served = Served(folder / "pod", pair / "v1", options=options, roots=[pair, out])
     yield served.start().wait_ready(), out
     served.stop()
@@ -50,7 +51,7 @@ def trained(started: tuple[Served, Path], pair: Path) -> Served:
 
 def send(served: Served, tensors: bytes) -> UpdateState:
     request = urllib.request.Request(
-        f"{served.control_url}/modelswap/v1/updates/step-1/tensors?owner=test",
+        f"{served.control_url}/modelswap/v1/updates/step-1/tensors?owner=test&loader={RENAMED}",
         data=tensors,
         headers={"Authorization": f"Bearer {served.token_file.read_text().strip()}"},
         method="POST",
@@ -60,7 +61,7 @@ def send(served: Served, tensors: bytes) -> UpdateState:
 
 
 def update(served: Served, pair: Path) -> SwapStatus:
-    """Bring ``v2`` over ``v1``: the head as a body, the rest from disk by name."""
+    """Bring ``v2`` over ``v1``: the head as a body, under other names and in double precision, the rest from disk."""
     from safetensors.torch import load_file, save
 
     control = served.control
@@ -68,7 +69,7 @@ def update(served: Served, pair: Path) -> SwapStatus:
     control.post("/updates", BeginUpdate(update_id="step-1", owner="test"), UpdateState)
     part = DiskPart(uri=(pair / "v2").as_uri(), owner="test", names=("model.layers.*", "model.norm.*"))
     control.post("/updates/step-1/disk", part, UpdateState)
-    state = send(served, save({"lm_head.weight": head}))
+    state = send(served, save({"trainer.lm_head.weight": head.double()}))
     assert "tensor" in state.sources
     return control.post("/updates/step-1/commit", CommitUpdate(owner="test", version="1.1"), SwapStatus)
 

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelswap_engine.cli.client import ControlClient
+from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
+from modelswap_engine.protocol.version import CONTROL_PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--kv-blocks", "256", "--page-size", "16", "--max-batch-tokens", "256")
@@ -136,6 +138,17 @@ class Served:
         """Read the state."""
         return self.control.get("/state", EngineState)
 
+    def tell(self, path: str, message: object) -> None:
+        """Call a control route that has nothing to answer; a refusal is raised."""
+        request = urllib.request.Request(
+            f"{self.control_url}{CONTROL_PREFIX}{path}",
+            data=encode(message),
+            headers={"Authorization": f"Bearer {self.token_file.read_text().strip()}"},
+            method="POST",
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            assert answer.status == 204
+
     def worker_pid(self) -> int:
         """Return the process id of the first rank."""
         return self.state().ranks[0].pid
@@ -151,13 +164,21 @@ class Served:
         )
         return Finished(done.returncode, done.stdout, done.stderr)
 
-    def begin(self, target: Path, version: str, *, operation: str, mode: TrafficMode = TrafficMode.DRAIN) -> SwapStatus:
+    def begin(
+        self,
+        target: Path,
+        version: str,
+        *,
+        operation: str,
+        mode: TrafficMode | None = None,
+        traffic: Traffic = Traffic(),
+    ) -> SwapStatus:
         """Start a swap as a person would, and return as soon as it is accepted."""
         request = SwapRequest(
             operation_id=operation,
             fence=Fence(owner_uid="cli", revision=self.state().revision + 1),
             target=VersionRef(version=version, uri=target.as_uri()),
-            traffic=Traffic(mode=mode),
+            traffic=traffic if mode is None else Traffic(mode=mode),
         )
         return self.control.post("/swaps", request, SwapStatus)
 
