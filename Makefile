@@ -26,7 +26,7 @@ quickstart: env ## the same transaction on one engine process, no cluster
 test: env ## every test but the long matrices
 	@hack/test.sh
 
-test-fast: env ## unit, property, attack and contract tests: under two minutes
+test-fast: env ## all tests that start no model, cluster or API server: under two minutes
 	@hack/kind/tools.sh helm
 	@$(PYTEST) -q -n 2 -m "not model and not api and not cluster and not full" tests
 

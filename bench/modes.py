@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from bench.engine import BenchEngine, running
 from bench.front import Front, serving
 from bench.models import BenchModel
 from bench.seen import Record, median
@@ -168,14 +167,14 @@ async def _prefill(front: Front, length: int) -> float:
 
 
 async def _split(model: BenchModel, settings: EmbeddedSettings, *, tokens: int) -> list[float]:
-    """Return gaps of one client on each of two engines."""
-    async with running(model, settings=settings) as (one, _), running(model, settings=settings) as (two, _):
-        first, second = await asyncio.gather(*(_alone(engine, tokens // 2) for engine in (one, two)))
+    """Return gaps of one client on each of two engines, by the same way in as while a swap overlaps."""
+    async with serving(model, settings=settings) as one, serving(model, settings=settings) as two:
+        first, second = await asyncio.gather(*(_alone(front, tokens // 2) for front in (one, two)))
     return first + second
 
 
-async def _alone(engine: BenchEngine, tokens: int) -> list[float]:
-    async with engine.busy() as record:
+async def _alone(front: Front, tokens: int) -> list[float]:
+    async with front.clients(1) as record:
         await record.more(16)
         begin = time.monotonic()
         await record.more(tokens)
