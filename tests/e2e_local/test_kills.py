@@ -113,7 +113,7 @@ async def test_a_second_instance_that_does_not_come_up_costs_nothing_but_itself(
     [
         long("stage", SwapState.FETCHING, "1.0", SwapState.ABORTED),
         long("prepare", SwapState.STAGED, "1.0", SwapState.ABORTED),
-        long("pause", SwapState.PAUSING, "1.0", SwapState.ABORTED),
+        long("pause", SwapState.PAUSING, "1.1", SwapState.SERVING),
         ("midway", SwapState.COMMITTING, "1.1", SwapState.SERVING),
         long("verify", SwapState.COMMITTED, "1.1", SwapState.SERVING),
         long("resume", SwapState.VERIFIED, "1.1", SwapState.SERVING),
@@ -122,6 +122,7 @@ async def test_a_second_instance_that_does_not_come_up_costs_nothing_but_itself(
 async def test_front_killed_in_each_state_comes_back_with_one_whole_version(
     serve: Serve, pair: Path, point: str, during: SwapState, version: str, ended: SwapState
 ) -> None:
+    """The intent is written before the pause: from there on the new version is what comes up."""
     served = serve(fault=f"{point}:delay=30")
     await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1")
     while served.control.get("/swaps/op-1", SwapStatus).state is not during:

@@ -8,6 +8,7 @@ below it serves. Nothing stays behind in the engine.
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -24,7 +25,15 @@ from tests.support.tensor_files import written
 
 SIZES = {"embed": 8, "q": 4, "k": 4, "norm": 2}
 OTHER = checkpoint(embed=b"O" * 8, q=b"O" * 4, norm=b"O" * 2)
-BOUNDS = {"call_seconds": 5.0, "pause_seconds": 5.0, "stage_seconds": 20.0, "load_seconds": 20.0, "probe_seconds": 3.0}
+BOUNDS: dict[str, Any] = {
+    "call_seconds": 5.0,
+    "pause_seconds": 5.0,
+    "stage_seconds": 20.0,
+    "load_seconds": 20.0,
+    "probe_seconds": 3.0,
+}
+BOUNDS["retry_seconds"] = (0.5, 2.0)
+LONGEST_RETRY = 4.0
 LEASE = 60.0
 
 steps = st.sampled_from(["stage", "prepare", "pause", "commit", "verify", "resume"])
@@ -49,6 +58,7 @@ class Trainer(RuleBasedStateMachine):
         self.numbers = iter(range(1, 10_000))
         self.root = self.live = dict(checkpoint().tensors)
         self.sent: dict[str, bytes] | None = None
+        self.held = False  # by the engine: what came as bytes
         self.update = ""
 
     def run(self, work):
@@ -66,7 +76,7 @@ class Trainer(RuleBasedStateMachine):
     @precondition(lambda self: self.sent is None)
     @rule(mode=modes)
     def it_begins(self, mode):
-        self.update, self.sent = f"u{next(self.numbers)}", {}
+        self.update, self.sent, self.held = f"u{next(self.numbers)}", {}, False
         order = BeginUpdate(update_id=self.update, seconds=LEASE, traffic=Traffic(mode=mode))
         self.run(self.world.clock.run(self.world.coordinator.updates.begin(order)))
 
@@ -79,6 +89,7 @@ class Trainer(RuleBasedStateMachine):
         self.run(self.world.clock.run(self.world.coordinator.parts.tensors(self.update, file, owner="")))
         file.unlink()
         self.sent |= tensors
+        self.held = True
 
     @precondition(lambda self: self.sent is not None)
     @rule(which=names)
@@ -103,7 +114,7 @@ class Trainer(RuleBasedStateMachine):
         elif fault is not None and fault[1] is Fault.DIE:
             self.live = self.root  # what nobody saved was in that worker
         self.sent = None
-        self.run(self.world.clock.advance(5))
+        self.run(self.world.clock.advance(LONGEST_RETRY if fault is not None else 0))
 
     @precondition(lambda self: self.sent is not None)
     @rule()
@@ -137,7 +148,7 @@ class Trainer(RuleBasedStateMachine):
     @rule()
     def the_worker_dies(self):
         self.world.backend.kill()
-        self.run(self.world.clock.advance(10))
+        self.run(self.world.clock.advance(LONGEST_RETRY))
         self.live = self.root
         if self.sent is not None:
             try:
@@ -179,8 +190,7 @@ class Trainer(RuleBasedStateMachine):
         assert world.backend.violations == []
         assert world.backend.staged is None
         assert (state.update is not None) == (self.sent is not None)
-        assert (world.backend.inbox is not None) == bool(self.sent)
-
+        assert (world.backend.inbox is not None) == (self.sent is not None and self.held)
 
     def teardown(self):
         if hasattr(self, "world"):

@@ -170,15 +170,15 @@ class Served:
         version: str,
         *,
         operation: str,
-        mode: TrafficMode | None = None,
-        traffic: Traffic = Traffic(),
+        mode: TrafficMode = TrafficMode.DRAIN,
+        traffic: Traffic | None = None,
     ) -> SwapStatus:
         """Start a swap as a person would, and return as soon as it is accepted."""
         request = SwapRequest(
             operation_id=operation,
             fence=Fence(owner_uid="cli", revision=self.state().revision + 1),
             target=VersionRef(version=version, uri=target.as_uri()),
-            traffic=traffic if mode is None else Traffic(mode=mode),
+            traffic=traffic or Traffic(mode=mode),
         )
         return self.control.post("/swaps", request, SwapStatus)
 
