@@ -25,8 +25,10 @@ ended() {
 trap ended EXIT
 # What lanes drive is built before them and not by the first test that asks: cold, this takes minutes, and its progress should be seen.
 hack/kind/tools.sh helm
-lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster$full" tests
+lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster and not engine$full" tests
 lane "model: real worker processes, tiny models" -n 2 --dist loadfile -m "model and not cluster$full" tests
+hack/engines/vllm.sh >/dev/null
+lane "engine: the real vLLM and SGLang on CPU" -n 2 --dist loadfile -m "engine and not cluster$full" tests
 [ -n "${KUBEBUILDER_ASSETS:-}" ] || hack/kind/kube-binaries.sh etcd kube-apiserver kube-controller-manager kubectl
 # One cluster and one port for all checkouts of a machine: the lane of a second run waits for that of the first.
 exec 8>"${MODELSWAP_CACHE:-$HOME/.cache/modelswap}/kind/test-lane.lock"
