@@ -6,16 +6,39 @@ when all of it is on the disk. Who reads it sees a whole checkpoint or none.
 
 import json
 import os
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final, Protocol
 
 import msgspec
 
 from modelswap_engine.checkpoint.index import INDEX_FILE
 from modelswap_engine.checkpoint.layout import SINGLE_FILE, Reader
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorEntry, encode, make_manifest
+from modelswap_engine.checkpoint.rules import DTYPE_BITS
 from modelswap_engine.protocol.errors import Internal
+
+_HEADER_ALIGNMENT: Final = 8
+
+
+class Described(Protocol):
+    """What a header says of a tensor."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def dtype(self) -> str:
+        """The safetensors name of its dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, in elements."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +59,30 @@ def shards(manifest: Manifest, *, shard_bytes: int) -> tuple[Shard, ...]:
         parts[-1].append(entry)
         room -= entry.nbytes
     if len(parts) == 1:
-        return (Shard(file=SINGLE_FILE, tensors=tuple(parts[0])),)
+        return (Shard(file=SINGLE_FILE, tensors=_aligned(parts[0])),)
     name = "model-{:05d}-of-{:05d}.safetensors"
+    count = len(parts)
     return tuple(
-        Shard(file=name.format(number, len(parts)), tensors=tuple(part)) for number, part in enumerate(parts, start=1)
+        Shard(file=name.format(number, count), tensors=_aligned(part)) for number, part in enumerate(parts, start=1)
     )
+
+
+def _aligned(tensors: Iterable[TensorEntry]) -> tuple[TensorEntry, ...]:
+    """Put the widest elements first: so each tensor begins at a multiple of its elements' size, as readers expect."""
+    return tuple(sorted(tensors, key=lambda entry: (-DTYPE_BITS[entry.dtype], entry.name)))
+
+
+def compose_header(tensors: Iterable[Described]) -> bytes:
+    """Return the first bytes of a safetensors file whose data are these tensors, one after the other."""
+    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        end = offset + tensor.nbytes
+        fields[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 def complete(draft: Path, destination: Path, *, manifest: Manifest, parts: Sequence[Shard], side_files: Path) -> None:
@@ -55,13 +97,12 @@ def complete(draft: Path, destination: Path, *, manifest: Manifest, parts: Seque
         index = {"metadata": {"total_size": manifest.total_bytes}, "weight_map": weight_map}
         _write(draft / INDEX_FILE, json.dumps(index, indent=2, sort_keys=True).encode())
     for side in manifest.side_files:
-        shutil.copyfile(side_files / side.name, draft / side.name)
-        (draft / side.name).chmod(0o644)
+        _write(draft / side.name, (side_files / side.name).read_bytes())
     _write(draft / MANIFEST_FILE, encode(_placed(draft, manifest, parts)))
     draft.chmod(0o755)
-    _sync(draft)
+    sync(draft)
     draft.rename(destination)
-    _sync(destination.parent)
+    sync(destination.parent)
 
 
 def _placed(draft: Path, manifest: Manifest, parts: Sequence[Shard]) -> Manifest:
@@ -83,10 +124,12 @@ def _write(path: Path, data: bytes) -> None:
     with path.open("xb") as file:
         file.write(data)
         file.flush()
+        os.fchmod(file.fileno(), 0o644)
         os.fsync(file.fileno())
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
+    """Wait until what a folder names is on the disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

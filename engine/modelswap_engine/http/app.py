@@ -13,6 +13,7 @@ from modelswap_engine.http.compat.session import TrainerSession
 from modelswap_engine.http.compat.sglang import SglangRoutes
 from modelswap_engine.http.compat.vllm import VllmRoutes
 from modelswap_engine.http.control import MAX_BODY_BYTES, ControlPort
+from modelswap_engine.http.engine import DRAIN, LIVEZ, EngineRoutes
 from modelswap_engine.http.errors import error_middleware
 from modelswap_engine.http.health import OPEN_PATHS, Health
 from modelswap_engine.http.metrics import Metrics
@@ -36,18 +37,26 @@ def control_app(
     metrics: Metrics,
     spool: Spool,
     adapters: AdapterDesk | None = None,
+    engine: EngineRoutes | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> web.Application:
-    """Return the control port: everything but the probes and metrics needs a valid token."""
+    """Return the control port: everything but the probes and metrics needs a valid token.
+
+    ``engine`` are the routes for the container of an engine that has one; they see to their own callers.
+    """
+    open_paths = OPEN_PATHS if engine is None else OPEN_PATHS | {LIVEZ}
+    keyed_paths = frozenset() if engine is None else frozenset({DRAIN})
     control = ControlPort(coordinator=coordinator, metrics=metrics, clock=clock)
     app = web.Application(
-        middlewares=[error_middleware, auth_middleware(authenticator, open_paths=OPEN_PATHS)],
+        middlewares=[error_middleware, auth_middleware(authenticator, open_paths=open_paths, keyed_paths=keyed_paths)],
         client_max_size=MAX_BODY_BYTES,
     )
     updates = UpdateRoutes(coordinator=coordinator, spool=spool)
     transfers = TransferRoutes(coordinator=coordinator)
-    health = Health(coordinator=coordinator, metrics=metrics)
+    health = Health(coordinator=coordinator, metrics=metrics, engine_apart=engine is not None)
     app.add_routes([*health.routes(), *control.routes(), *updates.routes(), *transfers.routes()])
+    if engine is not None:
+        app.add_routes(engine.routes())
     if adapters is not None:
         app.add_routes(AdapterPort(adapters).routes())
     session = TrainerSession(coordinator)  # one trainer at a time, whichever dialect it speaks

@@ -124,12 +124,21 @@ def bearer_token(header: str | None) -> str | None:
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
-def auth_middleware(authenticator: Authenticator, *, open_paths: frozenset[str]) -> Middleware:
-    """Return a middleware that asks for a valid token on everything but ``open_paths``."""
+def auth_middleware(
+    authenticator: Authenticator, *, open_paths: frozenset[str], keyed_paths: frozenset[str] = frozenset()
+) -> Middleware:
+    """Return a middleware that asks for a valid token.
+
+    Args:
+        authenticator: judges tokens.
+        open_paths: may be read without one.
+        keyed_paths: their handlers ask for a key of another kind themselves.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not (request.method in ("GET", "HEAD") and request.path in open_paths):
+        reads = request.method in ("GET", "HEAD") and request.path in open_paths
+        if not reads and request.path not in keyed_paths:
             principal = await authenticator.authenticate(bearer_token(request.headers.get("Authorization")))
             if request.method == "POST":
                 _log.info("control call", path=request.path, subject=principal.subject, remote=request.remote)

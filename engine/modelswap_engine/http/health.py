@@ -2,7 +2,8 @@
 
 ``/livez`` says that the event loop turns, and that the engine has not given up: a paused, draining or recovering
 engine is alive, and restarting it would lose requests; a quarantined one serves nobody, and a new process loads what
-its assignment names (``recovery.engineRestart: Allowed``). ``/readyz`` is the coordinator's word; it needs no token,
+its assignment names (``recovery.engineRestart: Allowed``). An engine with a container of its own has a probe of its own
+(``http.engine``): then restarting this process helps nobody. ``/readyz`` is the coordinator's word; it needs no token,
 so it names the reason without its details.
 """
 
@@ -17,11 +18,18 @@ OPEN_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 class Health:
-    """Handlers of the open routes."""
+    """Handlers of the open routes.
 
-    def __init__(self, *, coordinator: Coordinator, metrics: Metrics) -> None:
+    Args:
+        coordinator: whose state is told.
+        metrics: what is shown.
+        engine_apart: the engine has a container, and a probe, of its own.
+    """
+
+    def __init__(self, *, coordinator: Coordinator, metrics: Metrics, engine_apart: bool = False) -> None:
         self._coordinator = coordinator
         self._metrics = metrics
+        self._engine_apart = engine_apart
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route table of the control port."""
@@ -29,7 +37,7 @@ class Health:
 
     async def livez(self, _: web.Request) -> web.Response:
         """Say that this process answers and has not given up."""
-        if self._coordinator.stuck:
+        if self._coordinator.stuck and not self._engine_apart:
             return web.Response(text="quarantined: this process cannot serve again\n", status=503)
         return web.Response(text="ok\n")
 

@@ -8,7 +8,7 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     │   ├── InvalidCheckpoint, ManifestMismatch, DigestMismatch, IncompatibleModel,
     │   │   IncompatibleAdapter, UnsupportedAdapter, AdapterLimit,
     │   │   UnsupportedFormat, SourceNotAllowed, PeerNotAllowed, UnsupportedScheme, SourceNotFound,
-    │   │   InsufficientMemory, UnsupportedChange, ChecksFailed
+    │   │   InsufficientMemory, InsufficientDisk, UnsupportedChange, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
     │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable, PeerFailed,
     │   │   SlotsBusy, DrainTimeout, Cancelled
@@ -171,6 +171,13 @@ class InsufficientMemory(Refused):
     """Staging or loading would exceed the memory that the process may use at this moment."""
 
     code = "InsufficientMemory"
+    retryable = True
+
+
+class InsufficientDisk(Refused):
+    """Writing the checkpoint for the engine would exceed the disk, or the volume's limit, at this moment."""
+
+    code = "InsufficientDisk"
     retryable = True
 
 

@@ -5,19 +5,18 @@ The format is simple enough to be written by hand, and so nothing has to be in m
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.checkpoint.saving import compose_header
 from modelswap_engine.protocol.errors import Unavailable
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.reader import check_hash
 
 _CHUNK: Final = 4 << 20
-_ALIGNED: Final = 8
 
 
 def write_file(
@@ -33,7 +32,7 @@ def write_file(
     try:
         with contextlib.ExitStack() as undo, path.open("xb") as file:
             undo.callback(path.unlink, missing_ok=True)
-            file.write(_header(wanted))
+            file.write(compose_header(wanted))
             for item in wanted:
                 digest = hashlib.sha256()
                 for whole in pieces(item):
@@ -50,15 +49,3 @@ def write_file(
         raise Unavailable(
             f"{path}: {error.strerror or error}", advice="check that the folder is writable and has space"
         ) from error
-
-
-def _header(wanted: Sequence[TensorRange]) -> bytes:
-    fields: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for item in wanted:
-        end = offset + item.nbytes
-        fields[item.name] = {"dtype": item.dtype, "shape": list(item.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNED)
-    return len(text).to_bytes(8, "little") + text

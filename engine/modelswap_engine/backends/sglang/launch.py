@@ -1,0 +1,19 @@
+"""How SGLang is started behind a sidecar. Only the standard library: the Python of its image runs the launcher."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from modelswap_engine.backends.external.command import Rules, address
+from modelswap_engine.backends.external.handshake import Boot
+
+
+def _added(boot: Boot) -> Sequence[str]:
+    # The version label is how a restart shows where nothing of ours runs inside the engine: it is back at what was
+    # loaded at the start.
+    return [*address(boot), "--admin-api-key", boot.admin_key, "--weight-version", boot.digest]
+
+
+RULES: Final = Rules(
+    reserved=frozenset({"--host", "--port", "--admin-api-key", "--weight-version"}),
+    added=_added,
+)

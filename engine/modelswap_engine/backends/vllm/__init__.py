@@ -1,0 +1,1 @@
+"""vLLM behind the ports of external engines."""
