@@ -6,12 +6,18 @@ import pytest
 import typer.main
 import yaml
 
+from modelswap_engine.backends import drain, launch
+from modelswap_engine.backends.external.command import compose
+from modelswap_engine.backends.external.handshake import Boot
 from modelswap_engine.cli.main import app
 from modelswap_operator.runtime.settings import parse
 from tests.support.charts import Charts, ci_values, pod_templates
 
+ENGINE_VALUES = ci_values("modelswap-engine")
+EXTERNAL = [path for path in ENGINE_VALUES if "experimental" in path.read_text()]
 
-@pytest.mark.parametrize("values", ci_values("modelswap-engine"), ids=lambda path: path.stem)
+
+@pytest.mark.parametrize("values", [path for path in ENGINE_VALUES if path not in EXTERNAL], ids=lambda path: path.stem)
 def test_engine_understands_its_arguments(charts: Charts, values: Path) -> None:
     (template,) = pod_templates(charts.template("modelswap-engine", values))
     container = template["spec"]["containers"][0]
@@ -21,6 +27,25 @@ def test_engine_understands_its_arguments(charts: Charts, values: Path) -> None:
     assert str(parsed["model"]) == options[0].removeprefix("--model=")
     assert parsed["auth"] == "kubernetes"
     assert parsed["allowed_subject"]
+
+
+@pytest.mark.parametrize("values", EXTERNAL, ids=lambda path: path.stem)
+def test_launcher_and_hook_understand_theirs(charts: Charts, values: Path) -> None:
+    (template,) = pod_templates(charts.template("modelswap-engine", values))
+    container = template["spec"]["containers"][0]
+    options = launch.parser().parse_args([*container["command"][3:], *container["args"]])
+    assert options.engine == yaml.safe_load(values.read_text())["engine"]["kind"]
+    assert options.command[-len(container["args"]) :] == container["args"]
+    boot = Boot(boot_id="b", admin_key="k", engine=options.engine, port=options.port, digest="d")
+    assert "{model}" not in str(compose(container["args"], launch.ENGINES[boot.engine], model="/m", boot=boot))
+    hook = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert hook[:2] == container["command"][:2]
+    drained = drain.parser().parse_args(hook[3:])
+    assert (drained.control_port, drained.runtime_dir) == (8001, options.runtime_dir)
+    files = template["spec"]["initContainers"][0]
+    name, *rest = files["args"]
+    parsed = typer.main.get_group(app).commands[name].make_context(name, list(rest)).params
+    assert str(parsed["directory"]) in {mount["mountPath"] for mount in files["volumeMounts"]}
 
 
 @pytest.mark.parametrize("values", ci_values("modelswap"), ids=lambda path: path.stem)

@@ -20,6 +20,10 @@ GIVEN_BY_THE_USER = {"hostPath", "nfs"}
 every_case = pytest.mark.parametrize(("chart", "values"), cases(), ids=case_id)
 
 
+def containers(spec: Object) -> list[Object]:
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
 def specs(charts: Charts, chart: str, values: Path) -> list[Object]:
     found = [template["spec"] for template in pod_templates(charts.template(chart, values))]
     assert found
@@ -33,13 +37,13 @@ def test_containers_have_no_privilege(charts: Charts, chart: str, values: Path) 
         assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-        for container in spec["containers"]:
+        for container in containers(spec):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
-            assert not any("hostPort" in port for port in container["ports"])
+            assert not any("hostPort" in port for port in container.get("ports", []))
 
 
 @every_case
@@ -56,6 +60,6 @@ def test_volumes_are_of_restricted_kinds_but_where_the_user_named_another(
 @every_case
 def test_memory_is_bounded(charts: Charts, chart: str, values: Path) -> None:
     for spec in specs(charts, chart, values):
-        for container in spec["containers"]:
+        for container in containers(spec):
             assert "memory" in container["resources"]["limits"]
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys()

@@ -81,3 +81,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- toYaml . }}
 {{- end }}
 {{- end }}
+
+{{/* What every sidecar is told, whichever engine it drives. */}}
+{{- define "modelswap-engine.commonArgs" -}}
+{{- $roots := .Values.allowedRoots }}
+{{- if and (not $roots) (include "modelswap-engine.modelsVolume" .) }}
+{{- $roots = list .Values.models.mountPath }}
+{{- end -}}
+- --model={{ include "modelswap-engine.modelPath" . }}
+- --served-model-name={{ include "modelswap-engine.servedModelName" . }}
+{{- with .Values.model.version }}
+- --version={{ . }}
+{{- end }}
+- --host=0.0.0.0
+- --port=8000
+- --control-port=8001
+- --state-dir=/var/lib/modelswap
+{{- range $roots }}
+- --allow-root={{ . }}
+{{- end }}
+- --assignment-dir=/etc/modelswap/assignment
+- --auth=kubernetes
+- --allowed-subject=system:serviceaccount:{{ .Values.operator.namespace }}:{{ .Values.operator.serviceAccount }}
+{{- end }}
