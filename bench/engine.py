@@ -27,7 +27,7 @@ SETTINGS = EmbeddedSettings(page_size=32, num_blocks=64, max_batch_tokens=128)
 
 def unthrottled(settings: EmbeddedSettings) -> EmbeddedSettings:
     """Return settings for what staging can do at best; in service it gives way to decoding, and is tried out."""
-    return msgspec.structs.replace(settings, stage_bytes_per_second=0, stage_niceness=0, trial_tokens=0)
+    return msgspec.structs.replace(settings, stage_share=1.0, stage_niceness=0, trial_tokens=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,7 @@ async def measure_engine(
     model: BenchModel, *, settings: EmbeddedSettings, budget: Budget, turns: int, seconds: float
 ) -> EngineRow:
     """Swap, decode beside staging that nothing slows down, and prove what is live."""
-    eager = msgspec.structs.replace(settings, stage_bytes_per_second=0)
+    eager = msgspec.structs.replace(settings, stage_share=1.0)
     async with running(model, settings=eager) as (engine, start):
         swaps = await measure_swaps(engine, budget=budget, turns=turns, report=say, counts=_COUNTS)
         say("decode speed, alone and while staging")

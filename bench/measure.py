@@ -17,7 +17,7 @@ from bench.engine import BenchEngine, SwapTime, running, unthrottled
 from bench.gate import GateRow, measure_gate
 from bench.models import SMALL, SMALL_LAYERS, BenchModel, changeable, ensure
 from bench.modes import ModesResult, measure_modes
-from bench.raw import RawSpeed, raw_speed
+from bench.raw import RawSpeed, had_back, raw_speed
 from bench.seen import median
 from bench.turns import Budget
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
@@ -176,7 +176,9 @@ async def _speed(
     async with running(model, settings=unthrottled(settings)) as (engine, _):
         for _ in budget.turns(most=turns, seconds=60.0):
             raw.append(await asyncio.to_thread(raw_speed, tensors))
-            staging = max(staging, await engine.stage_speed(tensors)) if "staging" in wanted else 0.0
+            if "staging" in wanted:
+                await asyncio.to_thread(had_back, sum(item.nbytes for item in tensors))
+                staging = max(staging, await engine.stage_speed(tensors))
             check = max(check, await engine.check_speed()) if "check" in wanted else 0.0
     best = RawSpeed(
         cores=raw[0].cores,

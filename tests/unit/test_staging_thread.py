@@ -19,8 +19,9 @@ def hang() -> Iterator[threading.Event]:
 
 def _staging():
     from modelswap_engine.backends.embedded.staging import Staging
+    from modelswap_engine.weights.pace import Pace
 
-    return Staging(bytes_per_second=0, niceness=0)
+    return Staging(new_pace=Pace, niceness=0)
 
 
 def test_a_staging_that_was_called_off_before_its_turn_does_not_begin() -> None:

@@ -1,6 +1,8 @@
 """Keeps background reading and hashing from starving the decoding that goes on beside it.
 
-It knows time and the scheduler's priority of the calling thread, nothing about weights.
+A priority alone does not: a thread that gives way still takes the interpreter, the caches and the memory from those
+that it gives way to, and so as much as it can get. So it also rests for the most part of the time, measured by what it
+has used of a processor, whatever machine that is. This knows time and threads, nothing about weights.
 """
 
 import os
@@ -12,6 +14,7 @@ from typing import Final
 from modelswap_engine.protocol.errors import Cancelled
 
 _LOWEST: Final = 19
+_TICK_SECONDS: Final = 0.005
 
 
 class Pace:
@@ -20,15 +23,29 @@ class Pace:
     Args:
         bytes_per_second: upper bound of the rate; 0 means none.
         niceness: how much threads that are started for the work should give way, 0 to 19.
+        share: of a core that each of these threads may use while ``busy`` says so, above 0; 1 is no bound.
+        busy: says whether there is anybody to give way to.
         clock: monotonic time in seconds.
+        used: processor time of the calling thread in seconds.
     """
 
     def __init__(
-        self, *, bytes_per_second: int = 0, niceness: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        bytes_per_second: int = 0,
+        niceness: int = 0,
+        share: float = 1.0,
+        busy: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.thread_time,
     ) -> None:
         self.niceness = niceness
         self._rate = bytes_per_second
+        self._share = share
+        self._busy = busy
         self._clock = clock
+        self._used = used
+        self._threads = threading.local()
         self._due = 0.0
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
@@ -38,20 +55,33 @@ class Pace:
         self._cancelled.set()
 
     def spend(self, nbytes: int) -> None:
-        """Account for ``nbytes`` and wait until they are due; threads that share a pace share its rate.
+        """Account for ``nbytes`` and rest until they are due; threads that share a pace share its rate.
 
         Raises:
             Cancelled: :meth:`cancel` was called.
         """
-        wait = 0.0
+        wait = self._rest()
         if self._rate:
             with self._lock:
                 now = self._clock()
                 self._due = max(self._due, now) + nbytes / self._rate
-                # Waits shorter than a scheduler tick are collected instead of slept.
-                wait = self._due - now
-        if self._cancelled.wait(wait) if wait > 0.005 else self._cancelled.is_set():
+                wait = max(wait, self._due - now)
+        # Waits shorter than a scheduler tick are collected instead of slept.
+        if self._cancelled.wait(wait) if wait > _TICK_SECONDS else self._cancelled.is_set():
             raise Cancelled("the work was cancelled before it had gone through all tensors")
+
+    def _rest(self) -> float:
+        """Return how long the calling thread has to rest for what it has used since it was asked last."""
+        if self._share >= 1.0:
+            return 0.0
+        now, mine = self._used(), self._threads
+        used, mine.at = now - getattr(mine, "at", now), now
+        if not self._busy():
+            mine.owed = 0.0
+            return 0.0
+        owed: float = getattr(mine, "owed", 0.0) + used * (1.0 / self._share - 1.0)
+        mine.owed = owed if owed <= _TICK_SECONDS else 0.0
+        return owed
 
 
 class Crew(Pace):

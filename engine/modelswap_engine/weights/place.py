@@ -17,7 +17,9 @@ import torch
 from modelswap_engine.protocol.errors import InsufficientMemory
 from modelswap_engine.weights import anonymous
 
-PIECE: Final = 1 << 20
+PIECE: Final = 4 << 20
+"""Bytes that are read, hashed and looked through in one go, while a processor's cache still has them. With less, those
+who read take the interpreter away from those who decode more often than they need to."""
 
 
 @dataclasses.dataclass(frozen=True)

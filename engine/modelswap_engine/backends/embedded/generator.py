@@ -169,6 +169,11 @@ class Generator:
             if self._started:
                 self._died(f"its generation loop broke: {error}")
 
+    @property
+    def busy(self) -> bool:
+        """True while there are requests that have not ended."""
+        return bool(self._open)
+
     def submit(self, request: Generate) -> None:
         """Start a request; whatever goes wrong with it is said in its stream."""
         eos = [] if request.ignore_eos else list(request.eos)

@@ -79,7 +79,7 @@ class Rank:
         self._expired: str = ""
         self._unproven = False
         self._policy = RequestPolicy.NONE_RUNNING
-        self._staging = Staging(bytes_per_second=settings.stage_bytes_per_second, niceness=settings.stage_niceness)
+        self._staging = Staging(new_pace=self.background, niceness=settings.stage_niceness)
         self.transfers = RankTransfers(
             number=number,
             boot_id=boot_id,
@@ -511,6 +511,15 @@ class Rank:
         if model is not None:
             for generator in model.generators():
                 generator.abort(request_id)
+
+    def background(self) -> Pace:
+        """Return how fast tensors are brought beside the live ones: as fast as it goes, but for what decoding needs."""
+        settings = self._settings
+        return Pace(bytes_per_second=settings.stage_bytes_per_second, share=settings.stage_share, busy=self._decoding)
+
+    def _decoding(self) -> bool:
+        model = self._model
+        return model is not None and any(generator.busy for generator in model.generators())
 
     def pace(self, bytes_per_second: int) -> Pace:
         """Return how fast live tensors are hashed again: as fast as it goes, or beside decoding and slower."""

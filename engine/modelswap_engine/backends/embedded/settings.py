@@ -44,6 +44,7 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
         lora_slots: LoRA adapters that one batch can use; 0 means that adapters are not served.
         lora_max_rank: highest rank of an adapter.
         trial_tokens: length of the prompt that a version is tried with before it can answer; 0 only for measuring.
+        stage_share: of a core that each thread of background staging may use while requests run; 1 is no bound.
         stage_bytes_per_second: upper bound of the rate of background staging; 0 means none.
         stage_niceness: how much staging gives way to decoding, 0 to 19.
         weight_loaders: import paths (``package.module:function``) of the custom weight loaders that may be used.
@@ -71,7 +72,8 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
     trial_tokens: int = 2
     lora_slots: int = 0
     lora_max_rank: int = 64
-    stage_bytes_per_second: int = 512 << 20
+    stage_share: float = 0.1
+    stage_bytes_per_second: int = 0
     stage_niceness: int = 10
     weight_loaders: tuple[str, ...] = ()
     pause_lease_seconds: float = 60.0
@@ -101,6 +103,8 @@ class EmbeddedSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"page_size={self.page_size}: the KV cache needs pages of at least 4 tokens")
         if not 0 <= self.stage_niceness <= 19:
             raise ValueError(f"stage_niceness={self.stage_niceness}: must be between 0 and 19")
+        if not 0 < self.stage_share <= 1:
+            raise ValueError(f"stage_share={self.stage_share}: must be above 0, and 1 at most")
 
     @property
     def ranks(self) -> int:

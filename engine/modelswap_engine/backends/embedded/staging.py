@@ -19,10 +19,10 @@ _GRACE_SECONDS: Final = 1.0
 class _Run:
     """One staging: its thread, its end, and what came of it."""
 
-    def __init__(self, operation_id: str, work: Callable[[Pace], Staged], *, rate: int, niceness: int) -> None:
+    def __init__(self, operation_id: str, work: Callable[[Pace], Staged], *, pace: Pace, niceness: int) -> None:
         self.operation_id = operation_id
         self.thread = threading.Thread(target=self._body, args=(work, niceness), name="stage", daemon=True)
-        self._pace = Pace(bytes_per_second=rate)
+        self._pace = pace
         self._over = threading.Event()
         self._result: Staged | None = None
         self._error: BaseException | None = None
@@ -55,12 +55,12 @@ class Staging:
     """The staging that runs, if one does.
 
     Args:
-        bytes_per_second: upper bound of its rate; 0 means none.
-        niceness: how much its thread gives way.
+        new_pace: makes the pace of one staging.
+        niceness: how much its thread, and those that it starts, give way.
     """
 
-    def __init__(self, *, bytes_per_second: int, niceness: int) -> None:
-        self._rate = bytes_per_second
+    def __init__(self, *, new_pace: Callable[[], Pace], niceness: int) -> None:
+        self._new_pace = new_pace
         self._niceness = niceness
         self._lock = threading.Lock()
         self._current: _Run | None = None
@@ -75,7 +75,7 @@ class Staging:
             Cancelled: it was called off, maybe before it began.
             SourceUnreadable: too many earlier ones still hang in their sources.
         """
-        run = _Run(operation_id, work, rate=self._rate, niceness=self._niceness)
+        run = _Run(operation_id, work, pace=self._new_pace(), niceness=self._niceness)
         with self._lock:
             if operation_id in self._called_off:
                 self._called_off.discard(operation_id)

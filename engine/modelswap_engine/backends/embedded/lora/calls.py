@@ -50,7 +50,7 @@ class AdapterCalls:
             busy = Busy(f"{len(self._reading)} adapters are being read already", advice="try again shortly")
             self._answer(order, lambda: _raise(busy))
         else:
-            pace = self._reading[order.call] = Pace(bytes_per_second=self._settings.stage_bytes_per_second)
+            pace = self._reading[order.call] = self._rank.background()
             threading.Thread(target=self._read, args=(order, pace), name="adapter", daemon=True).start()
 
     def cancel(self, call: int) -> None:
