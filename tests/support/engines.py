@@ -125,7 +125,7 @@ def vllm(model: Path, folder: Path, *options: str, name: str = "tiny") -> Engine
     python = environment("vllm") / "bin" / "python"
     command = [
         str(python), str(HACK / "engines" / "serve_vllm.py"), "--model", str(model), "--served-model-name", name,
-        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--enforce-eager", "--dtype", "auto",
+        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--enforce-eager", "--dtype", "float32",
         "--kv-cache-memory-bytes", str(64 << 20), "--worker-extension-cls",
         "modelswap_engine.backends.vllm.extension.ModelswapExtension", *options,
     ]  # fmt: skip

@@ -36,7 +36,7 @@ def hash_groups(
     groups: Iterable[Group],
     loader: Loader,
     live: Mapping[str, torch.Tensor],
-    dtypes: Mapping[str, torch.dtype],
+    shapes: Mapping[str, torch.Tensor],
     *,
     pace: Pace,
     threads: int = 0,
@@ -48,7 +48,7 @@ def hash_groups(
         groups: which tensors.
         loader: the engine's rules.
         live: every runtime name's tensor.
-        dtypes: of the checkpoint's tensors.
+        shapes: the checkpoint's tensors, on the meta device.
         pace: asked before each tensor.
         threads: 0 means one per usable core.
         place: where the tensors lie.
@@ -69,7 +69,7 @@ def hash_groups(
                 exported = loader.export(part, {name: live[name] for name in part.targets})
             for name, tensor in exported.items():
                 with place.beside():
-                    original = restore_dtype(tensor, dtypes[name])
+                    original = restore_dtype(tensor, shapes[name].dtype)
                 if original is not None:
                     crew.spend(original.nbytes)
                     found[name] = sha256_of(original, place)
@@ -77,7 +77,7 @@ def hash_groups(
         return found, size
 
     def weight(group: Group) -> int:
-        return sum(live[name].nbytes for name in group.slots)
+        return sum(shapes[name].nbytes for name in group.sources)
 
     # The largest first, so that no thread is left alone with one at the end.
     with _pool(pace, threads) as pool:

@@ -6,11 +6,12 @@ holds nothing but assignments.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from modelswap_engine.protocol.errors import IncompatibleModel
+from modelswap_engine.weights.packed import Cell
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,11 +29,19 @@ class Slot:
 
 
 class LiveTable:
-    """All parameters and persistent buffers of a module, by memory."""
+    """All parameters and persistent buffers of a module, by memory.
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    Args:
+        module: the module, or those of its tensors by name that versions differ in.
+        cells: where the engine looks for packed values, by a name for each.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module | Mapping[str, torch.Tensor], cells: Mapping[str, Cell] | None = None
+    ) -> None:
+        self.cells = dict(cells or {})
         found: dict[object, dict[str, torch.Tensor]] = {}
-        for name, tensor in _state(module).items():
+        for name, tensor in (_state(module) if isinstance(module, torch.nn.Module) else module).items():
             found.setdefault(_memory(name, tensor), {})[name] = tensor
         self.slots: dict[str, Slot] = {}
         self._by_name: dict[str, Slot] = {}
@@ -56,6 +65,19 @@ class LiveTable:
                 advice="the checkpoint is of another architecture; deploy it with a restart",
                 details={"tensor": name},
             ) from None
+
+    def home_of(self, name: str) -> str:
+        """Return the name under which a parameter, a buffer or a packed value is changed.
+
+        Raises:
+            IncompatibleModel: the model has none of this name.
+        """
+        return name if name in self.cells else self.slot_of(name).name
+
+    @property
+    def homes(self) -> frozenset[str]:
+        """All of these names."""
+        return frozenset(self.slots) | frozenset(self.cells)
 
     def check(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a runtime tensor as it can be put into the slot ``name``: same shape, dtype and device, contiguous.

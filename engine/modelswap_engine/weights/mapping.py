@@ -12,11 +12,15 @@ import torch
 
 from modelswap_engine.protocol.errors import IncompatibleModel
 from modelswap_engine.weights.live import LiveTable
+from modelswap_engine.weights.packed import Packed
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Checkpoint tensors (``sources``) that the engine turns into runtime tensors (``targets``) in one go."""
+    """Checkpoint tensors (``sources``) that the engine turns into runtime tensors (``targets``) in one go.
+
+    A target can be something packed, too.
+    """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
@@ -37,7 +41,7 @@ class Loader(Protocol):
         A model can be split over several processes. Everything else here is in terms of what this returned.
         """
 
-    def build(self, part: Part, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def build(self, part: Part, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor | Packed]:
         """Make the runtime tensors of ``part``; must not touch the live ones."""
 
     def export(self, part: Part, live: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -71,7 +75,7 @@ def fuse(parts: Iterable[Part], table: LiveTable) -> tuple[Group, ...]:
     joined: list[tuple[list[Part], set[str]]] = []
     home: dict[str, int] = {}
     for part in parts:
-        slots = {table.slot_of(target).name for target in part.targets}
+        slots = {table.home_of(target) for target in part.targets}
         mine: tuple[list[Part], set[str]] = ([part], slots)
         for index in {home[slot] for slot in slots if slot in home}:
             mine[0].extend(joined[index][0])
@@ -79,7 +83,7 @@ def fuse(parts: Iterable[Part], table: LiveTable) -> tuple[Group, ...]:
             joined[index] = ([], set())
         joined.append(mine)
         home.update(dict.fromkeys(mine[1], len(joined) - 1))
-    missing = sorted(table.slots.keys() - home.keys())
+    missing = sorted(table.homes - home.keys())
     if missing:
         raise IncompatibleModel(
             f"the checkpoint has nothing for parameter {missing[0]} (and {len(missing) - 1} more)",

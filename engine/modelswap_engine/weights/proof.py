@@ -16,6 +16,7 @@ from modelswap_engine.protocol.errors import ManifestMismatch
 from modelswap_engine.weights.hashing import hash_groups, hash_tensors
 from modelswap_engine.weights.mapping import Group, Loader
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.packed import Packed
 from modelswap_engine.weights.place import HOST, Place
 
 
@@ -52,7 +53,7 @@ class Proof:
     ) -> None:
         self._groups = groups
         self._loader = loader
-        self._dtypes = {name: tensor.dtype for name, tensor in shapes.items()}
+        self._shapes = shapes
         self._threads = threads
         self._place = place
         self._whole = dict(known.whole)
@@ -82,21 +83,25 @@ class Proof:
                     raise self._mismatch(wrong[0], actual[wrong[0]], self._wanted(wrong[0]))
                 lossy.update(wrong)
         self._lossy = frozenset(lossy)
-        converted = self.converted_slots(self._groups)
-        self._converted = hash_tensors(
-            {slot: live[slot] for slot in converted}, threads=self._threads, place=self._place
-        )
-        return size + sum(live[slot].nbytes for slot in converted)
+        converted = {slot: live[slot] for slot in self.converted_slots(self._groups)}
+        self._converted = hash_tensors(converted, threads=self._threads, place=self._place)
+        return size + sum(tensor.nbytes for tensor in converted.values())
 
     def converted_slots(self, groups: Iterable[Group]) -> list[str]:
         """Return the slots of groups that are made with loss."""
         return [slot for group in groups if not self._lossy.isdisjoint(group.sources) for slot in group.slots]
 
-    def hash_converted(self, tensors: Mapping[str, torch.Tensor], groups: Iterable[Group]) -> dict[str, str]:
-        """Hash tensors that were just made of proven bytes, as far as they will not be known otherwise."""
-        return hash_tensors(
-            {slot: tensors[slot] for slot in self.converted_slots(groups)}, threads=self._threads, place=self._place
-        )
+    def hash_converted(self, made: Mapping[str, torch.Tensor | Packed], groups: Iterable[Group]) -> dict[str, str]:
+        """Hash what was just made of proven bytes, as far as it will not be known otherwise."""
+        hashes: dict[str, str] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for slot in self.converted_slots(groups):
+            value = made[slot]
+            if isinstance(value, Packed):
+                hashes[slot] = value.sha256
+            else:
+                tensors[slot] = value
+        return hashes | hash_tensors(tensors, threads=self._threads, place=self._place)
 
     def hash(
         self, live: Mapping[str, torch.Tensor], groups: Sequence[Group], *, pace: Pace | None = None
@@ -107,7 +112,7 @@ class Proof:
             Cancelled: ``pace`` was cancelled.
         """
         return hash_groups(
-            groups, self._loader, live, self._dtypes, pace=pace or Pace(), threads=self._threads, place=self._place
+            groups, self._loader, live, self._shapes, pace=pace or Pace(), threads=self._threads, place=self._place
         )
 
     def runtime(

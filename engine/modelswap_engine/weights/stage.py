@@ -16,6 +16,7 @@ from modelswap_engine.weights.hashing import sha256_of
 from modelswap_engine.weights.live import LiveTable
 from modelswap_engine.weights.mapping import Group, Loader
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.packed import Packed
 from modelswap_engine.weights.place import HOST, Place
 from modelswap_engine.weights.reader import Fetch, check_shape, dtype_of, read_tensor, reading
 
@@ -75,7 +76,7 @@ def build_groups(
     threads: int = 0,
     fetch: Fetch = read_tensor,
     place: Place = HOST,
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+) -> tuple[dict[str, torch.Tensor | Packed], dict[str, str]]:
     """Read groups, the largest first; return their runtime tensors by slot, and the hashes of what is a slice.
 
     What ``fetch`` brings lies at ``place`` or is brought there.
@@ -86,7 +87,7 @@ def build_groups(
     Raises:
         ModelswapError: of :mod:`~modelswap_engine.weights.reader` and :func:`assemble`.
     """
-    made: dict[str, torch.Tensor] = {}
+    made: dict[str, torch.Tensor | Packed] = {}
     slices: dict[str, str] = {}
     waiting: deque[tuple[Group, dict[str, Future[torch.Tensor]], int]] = deque()
     ahead = 0
@@ -104,7 +105,7 @@ def build_groups(
 
 def _finish(
     entry: tuple[Group, dict[str, Future[torch.Tensor]], int],
-    made: dict[str, torch.Tensor],
+    made: dict[str, torch.Tensor | Packed],
     slices: dict[str, str],
     loader: Loader,
     table: LiveTable,
@@ -125,20 +126,20 @@ def _nbytes(members: Sequence[TensorRange]) -> int:
 
 def assemble(
     group: Group, tensors: Mapping[str, torch.Tensor], loader: Loader, table: LiveTable
-) -> dict[str, torch.Tensor]:
+) -> dict[str, torch.Tensor | Packed]:
     """Put the checkpoint tensors of one whole group into runtime layout; return the runtime tensors by slot.
 
     Raises:
         IncompatibleModel: tied tensors disagree, or the result does not fit its slot.
     """
-    made: dict[str, torch.Tensor] = {}
+    made: dict[str, torch.Tensor | Packed] = {}
     origin: dict[str, str] = {}
     for part in group.parts:
         built = loader.build(part, {name: tensors[name] for name in part.sources})
-        for target, tensor in built.items():
-            slot = table.slot_of(target).name
-            ready = table.check(target, tensor)
-            if slot in made and not same_bytes(made[slot], ready):
+        for target, value in built.items():
+            slot = table.home_of(target)
+            ready = value if isinstance(value, Packed) else table.check(target, value)
+            if slot in made and not _same(made[slot], ready):
                 raise IncompatibleModel(
                     f"tensors {origin[slot]} and {part.sources[0]} are tied in this model, but differ",
                     advice="save the checkpoint with equal tensors, or with only one of them",
@@ -153,6 +154,12 @@ def assemble(
             details={"tensor": group.sources[0]},
         )
     return made
+
+
+def _same(one: torch.Tensor | Packed, other: torch.Tensor | Packed) -> bool:
+    if isinstance(one, Packed) or isinstance(other, Packed):
+        return isinstance(one, Packed) and isinstance(other, Packed) and one.sha256 == other.sha256
+    return same_bytes(one, other)
 
 
 def held_of(

@@ -19,6 +19,7 @@ from modelswap_engine.weights.hashing import sha256_of
 from modelswap_engine.weights.live import LiveTable, storages
 from modelswap_engine.weights.mapping import Group, Loader, fuse
 from modelswap_engine.weights.pace import Pace
+from modelswap_engine.weights.packed import Packed, Unpacking, held
 from modelswap_engine.weights.place import HOST, Place
 from modelswap_engine.weights.proof import Known, Proof
 from modelswap_engine.weights.reader import check_hash, dtype_of, read_tensor
@@ -29,7 +30,10 @@ from modelswap_engine.weights.version import Change, Method, Staged, Version, pl
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The live tensors of one moment by runtime name; they stay what they are when pointers move on."""
+    """The live tensors of one moment by runtime name; they stay what they are when pointers move on.
+
+    To look at one that is packed means to work it out, see :class:`~modelswap_engine.weights.packed.Packed`.
+    """
 
     digest: str
     tensors: Mapping[str, torch.Tensor]
@@ -53,7 +57,7 @@ class WeightUpdater:
     """The versions of one module.
 
     Args:
-        module: holds the live version already.
+        module: holds the live version already; or the table of what it holds.
         loader: the engine's rules for this module.
         digest: of the live version.
         checkpoint: all tensors of the live version.
@@ -66,7 +70,7 @@ class WeightUpdater:
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        module: torch.nn.Module | LiveTable,
         loader: Loader,
         *,
         digest: str,
@@ -77,7 +81,7 @@ class WeightUpdater:
         method: Callable[[], Method] = lambda: Method.POINTER,
         place: Place = HOST,
     ) -> None:
-        self._table = LiveTable(module)
+        self._table = module if isinstance(module, LiveTable) else LiveTable(module)
         self._loader = loader
         self._midway = midway
         self._threads = threads
@@ -139,9 +143,17 @@ class WeightUpdater:
         Raises:
             ModelswapError: see :mod:`~modelswap_engine.weights.reader` and :mod:`~modelswap_engine.weights.stage`.
         """
+        return self.accept(read(self.begin(order)))
+
+    def begin(self, order: Stage) -> Callable[[Pace], Staged]:
+        """Make room for what is to be staged and return the reading, which any thread may do; see :meth:`accept`."""
         self._make_room(drop_previous=order.drop_previous)
-        self._staged = read(functools.partial(self._read, order))
-        return self._staged
+        return functools.partial(self._read, order)
+
+    def accept(self, staged: Staged) -> Staged:
+        """Take what a reading found as the staged version."""
+        self._staged = staged
+        return staged
 
     def _make_room(self, *, drop_previous: bool) -> None:
         # The undo of the last commit holds two versions; beside a third one that is too much memory.
@@ -152,16 +164,21 @@ class WeightUpdater:
     def _read(self, order: Stage, pace: Pace) -> Staged:
         touched = touched_groups(order.tensors, self._home, self._shapes)
         fetch = functools.partial(self._fetch, order.operation_id)
-        tensors, slices = build_groups(
+        made, slices = build_groups(
             touched, self._loader, self._table, pace=pace, threads=self._threads, fetch=fetch, place=self._place
         )
         read = [member for _, members in touched for member in members]
         known = Known(
             whole={member.name: member.sha256 for member in read},
             slices=slices,
-            converted=self._proof.hash_converted(tensors, (group for group, _ in touched)),
+            converted=self._proof.hash_converted(made, (group for group, _ in touched)),
         )
-        version = Version(digest=order.digest, tensors=tensors, known=known)
+        version = Version(
+            digest=order.digest,
+            tensors={slot: value for slot, value in made.items() if not isinstance(value, Packed)},
+            known=known,
+            packed={cell: value for cell, value in made.items() if isinstance(value, Packed)},
+        )
         fetched = sum(member.nbytes for member in read if member.path)
         return Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
 
@@ -297,6 +314,13 @@ class WeightUpdater:
                 advice="the worker rolls back; if that fails, restart it",
                 details={"tensor": moved[0]},
             )
+        strange = [name for name, cell in self._table.cells.items() if not cell.intact]
+        if strange:
+            raise Internal(
+                f"what the engine computes with for {strange[0]} is not what was staged (and {len(strange) - 1} more)",
+                advice="something else loads weights into this engine; restart it on the wanted version",
+                details={"tensor": strange[0]},
+            )
         for name, tensor in self._written.items():
             if not same_bytes(self._table.slot_of(name).tensor, tensor):
                 raise Internal(
@@ -332,7 +356,8 @@ class WeightUpdater:
         """Return the live tensors of this moment; safe beside a commit."""
         with self._lock:
             tensors = {name: slot.tensor for slot in self._table.slots.values() for name in slot.names}
-            return Snapshot(digest=self._digest, tensors=tensors)
+            packed = {name: cell.live for name, cell in self._table.cells.items()}
+            return Snapshot(digest=self._digest, tensors=Unpacking(tensors, packed) if packed else tensors)
 
     def hash(
         self, snapshot: Snapshot, groups: Sequence[Group], *, pace: Pace | None = None
@@ -363,6 +388,7 @@ class WeightUpdater:
             self._applied,
         )
         live = storages(slot.tensor for slot in self._table.slots.values())
+        live |= held(cell.live for cell in self._table.cells.values())
         previous = _held(previous_version, applied.older if applied else None)
         staged = _held(
             staged_version.version if staged_version else None,
@@ -376,4 +402,7 @@ class WeightUpdater:
 
 
 def _held(*versions: Version | None) -> dict[int, int]:
-    return storages(tensor for version in versions if version is not None for tensor in version.tensors.values())
+    there = [version for version in versions if version is not None]
+    return storages(tensor for version in there for tensor in version.tensors.values()) | held(
+        packed for version in there for packed in version.packed.values()
+    )

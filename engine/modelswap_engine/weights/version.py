@@ -4,12 +4,14 @@ Plain values; they hold memory, and know how a change is carried out, but not wh
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
 import torch
 
 from modelswap_engine.weights.live import LiveTable, pointers_of
+from modelswap_engine.weights.packed import Packed
 from modelswap_engine.weights.proof import Known
 
 
@@ -24,17 +26,21 @@ class Method(StrEnum):
     COPY = "copy"
 
 
-Assignment = tuple[torch.Tensor, torch.Tensor]
-"""The tensor that changes, and the one it becomes."""
+Assignment = Callable[[], object]
+"""Changes one tensor, or one packed value, into what it becomes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Version:
-    """The tensors by which a version differs from the live one, by slot, and what is known of their hashes."""
+    """The tensors by which a version differs from the live one, by slot, and what is known of their hashes.
+
+    ``packed`` is what the engine computes with in place of tensors, by cell.
+    """
 
     digest: str
     tensors: Mapping[str, torch.Tensor]
     known: Known
+    packed: Mapping[str, Packed] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,11 +74,8 @@ class Change:
 
     def apply(self, assignments: Iterable[Assignment], midway: Callable[[], None] = lambda: None) -> None:
         """Assign; ``midway`` is called after the first one."""
-        for number, (live, wanted) in enumerate(assignments):
-            if self.method is Method.COPY:
-                live.copy_(wanted)
-            else:
-                live.data = wanted
+        for number, assign in enumerate(assignments):
+            assign()
             if number == 0:
                 midway()
 
@@ -100,13 +103,16 @@ def plan_change(
         before[name] = after[name] = pointers_of(slot)
         if method is Method.COPY:
             old[name] = slot.tensor.clone()
-            forward.append((slot.tensor, tensor))
-            backward.append((slot.tensor, old[name]))
+            forward.append(functools.partial(slot.tensor.copy_, tensor))
+            backward.append(functools.partial(slot.tensor.copy_, old[name]))
             continue
         old[name] = slot.tensor
         after[name] = (tensor.data_ptr(),) * len(slot.holders)
-        forward += [(holder, tensor) for holder in slot.holders]
-        backward += [(holder, old[name]) for holder in slot.holders]
+        forward += [functools.partial(setattr, holder, "data", tensor) for holder in slot.holders]
+        backward += [functools.partial(setattr, holder, "data", old[name]) for holder in slot.holders]
+    cells = {name: table.cells[name] for name in staged.version.packed}
+    forward += [functools.partial(cell.assign, staged.version.packed[name]) for name, cell in cells.items()]
+    backward += [functools.partial(cell.assign, cell.live) for cell in cells.values()]
     return Change(
         staged=staged,
         method=method,
@@ -114,6 +120,6 @@ def plan_change(
         backward=tuple(backward),
         before=before,
         after=after,
-        old=Version(digest=digest, tensors=old, known=known),
+        old=Version(digest=digest, tensors=old, known=known, packed={name: cell.live for name, cell in cells.items()}),
         older=older,
     )

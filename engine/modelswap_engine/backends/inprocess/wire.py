@@ -31,7 +31,8 @@ class AdoptCall(msgspec.Struct, frozen=True, tag="adopt"):
     """Long. Prove by hash that the engine holds this version, and take it over as the live one.
 
     Whatever was staged, retained or committed before is forgotten, and the tensors that are live stay what they are.
-    Live tensors that are not the order's are answered with ``ManifestMismatch``, and nothing is taken over.
+    Live tensors that are not the order's are answered with ``ManifestMismatch``, and nothing is taken over. The caller
+    promises that the engine computes nothing until the outcome is there.
     """
 
     work: str
@@ -71,7 +72,10 @@ class CommitCall(msgspec.Struct, frozen=True, tag="commit"):
 
 
 class VerifyCall(msgspec.Struct, frozen=True, tag="verify"):
-    """Prove that what is live is what was staged: by identity; with ``strict`` by hash, which is long."""
+    """Prove that what is live is what was staged: by identity; with ``strict`` by hash, which is long.
+
+    With ``strict`` the caller promises that the engine computes nothing until the outcome is there.
+    """
 
     work: str
     operation_id: str
@@ -94,12 +98,15 @@ class ReleaseCall(msgspec.Struct, frozen=True, tag="release"):
 class HashesCall(msgspec.Struct, frozen=True, tag="hashes"):
     """Long. Hash live tensors whose checkpoint names match a glob; answers ``hashes``.
 
-    ``bytes_per_second`` bounds the rate of each rank; 0 is no bound.
+    ``bytes_per_second`` bounds the rate of each rank; 0 is no bound. Some engines keep weights in a form that can only
+    be looked into while they compute nothing; ``still`` is the caller's promise that they do not until the outcome is
+    there. Without it such weights are among the ``unverifiable``.
     """
 
     work: str
     pattern: str
     bytes_per_second: int = 0
+    still: bool = False
 
 
 class MemoryCall(msgspec.Struct, frozen=True, tag="memory"):

@@ -1,0 +1,255 @@
+"""vLLM's control side over HTTP; see :class:`~modelswap_engine.backends.external.control.EngineControl`.
+
+Most of these routes exist only with ``VLLM_SERVER_DEV_MODE=1``. What they are known to do wrong is dealt with here: a
+flush that says 200 and did not happen, a pause that says 500 and did, and answers of several ranks that belong to the
+call before once one of them has failed.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+import aiohttp
+
+from modelswap_engine.backends.external.control import EngineFacts
+from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
+
+METHOD: Final = "modelswap"
+EXTENSION: Final = "modelswap_engine.backends.vllm.extension.ModelswapExtension"
+_PAUSES: Final[Mapping[RequestPolicy, Mapping[str, str]]] = {
+    RequestPolicy.NONE_RUNNING: {"mode": "wait", "clear_cache": "true"},
+    RequestPolicy.RECOMPUTE: {"mode": "keep", "clear_cache": "true"},
+    RequestPolicy.FREEZE: {"mode": "keep", "clear_cache": "false"},
+    RequestPolicy.ABORT: {"mode": "abort", "clear_cache": "true"},
+}
+_STARTED: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_DEVELOPMENT: Final = "start vLLM with VLLM_SERVER_DEV_MODE=1, on a loopback address"
+
+
+class VllmControl:
+    """One vLLM server.
+
+    Args:
+        url: where it listens.
+        session: used for all requests; closed with the control.
+    """
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url = url.rstrip("/")
+        self._session = session
+        self._calling = asyncio.Lock()
+        self._made_up = uuid.uuid4().hex
+        self._away = False
+        self._boot_id = ""
+        self._ranks = 1
+        self._mixed_up: str | None = None
+        self._policy: RequestPolicy | None = None
+
+    async def facts(self, *, seconds: float) -> EngineFacts:
+        """Ask the engine's routes that ask no rank."""
+        async with _bounded("asking what it is", seconds):
+            version = await self._get("/version")
+            models = await self._get("/v1/models")
+            boot_id = await self._start()
+            info = await self._development("/server_info", config_format="json")
+            weights = await self._development("/weight_info")
+        config = info.get("vllm_config", {}) if info else {}
+        self._ranks = _number(config, "parallel_config", "world_size", default=1)
+        self._seen(boot_id)
+        extension = _field(config, "parallel_config", "worker_extension_cls")
+        bases = [str(model["id"]) for model in models.get("data", []) if model.get("parent") is None]
+        return EngineFacts(
+            engine="vllm",
+            version=str(version.get("version", "")),
+            boot_id=boot_id,
+            weight_version=str(weights.get("weight_version", "")) if weights else "",
+            ranks=self._ranks,
+            served_model_names=tuple(bases),
+            agent=extension == EXTENSION,
+            policies=frozenset(_PAUSES) if info else frozenset(),
+            refused={} if info else {"weights": f"its control routes are not there; {_DEVELOPMENT}"},
+            max_loras=_number(config, "lora_config", "max_loras", default=0),
+        )
+
+    async def _start(self) -> str:
+        """Name the present start of the server: by when it began where it says so, else by whether it was away."""
+        text = await self._text("/metrics")
+        found = _STARTED.search(text)
+        if found is not None:
+            return f"vllm-{found[1]}"
+        if self._away:
+            self._made_up, self._away = uuid.uuid4().hex, False
+        return self._made_up
+
+    def _seen(self, boot_id: str) -> None:
+        if boot_id != self._boot_id:
+            self._boot_id, self._mixed_up, self._policy = boot_id, None, None
+
+    async def alive(self, *, seconds: float) -> bool:
+        """Ask for its health, which is bad once the process that computes is gone."""
+        try:
+            async with asyncio.timeout(seconds), self._session.get(f"{self._url}/health") as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            self._away = True
+            return False
+
+    async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
+        """Pause once; a second call of vLLM's would treat requests that wait as if they ran."""
+        if policy not in _PAUSES:
+            raise BadRequest(f"vLLM has no pause for {policy}")
+        async with _bounded("pausing", seconds):
+            if await self._paused():
+                self._same_policy(policy)
+                return
+            self._policy = policy
+            await self._ask("POST", "/pause", params=_PAUSES[policy])
+            if not await self._paused():
+                raise WorkerLost("vLLM says that it paused, and that it is not paused", advice="resume and try again")
+
+    def _same_policy(self, policy: RequestPolicy) -> None:
+        if self._policy is not policy:
+            raise BadRequest(
+                f"vLLM is paused already ({self._policy or 'by somebody else'}), not for {policy}",
+                advice="resume it first",
+            )
+
+    async def resume(self, *, seconds: float) -> None:
+        """Resume and read back."""
+        async with _bounded("resuming", seconds):
+            await self._ask("POST", "/resume")
+            if await self._paused():
+                raise WorkerLost("vLLM says that it resumed, and that it is paused", advice="restart the engine")
+            self._policy = None
+
+    async def paused(self, *, seconds: float) -> bool:
+        """Ask."""
+        async with _bounded("asking whether it is paused", seconds):
+            return await self._paused()
+
+    async def _paused(self) -> bool:
+        return (await self._ask("GET", "/is_paused")).get("is_paused") is True
+
+    async def flush(self, *, seconds: float) -> bool:
+        """Reset the prefix cache; the status is 200 either way."""
+        async with _bounded("flushing", seconds):
+            return (await self._ask("POST", "/reset_prefix_cache")).get("success") is True
+
+    async def call_all(self, text: str, *, seconds: float) -> Sequence[str]:
+        """Call our method on every worker."""
+        answers = await self._collective({"method": METHOD, "args": [text]}, seconds=seconds)
+        wrong = [answer for answer in answers if not isinstance(answer, str)]
+        if wrong or len(answers) != self._ranks:
+            self._mixed_up = self._boot_id
+            raise WorkerLost(
+                f"{len(answers)} ranks of {self._ranks} answered with text ({len(wrong)} of them did not)",
+                advice="restart the engine: later answers may belong to this call",
+            )
+        return [str(answer) for answer in answers]
+
+    async def _collective(self, call: dict[str, Any], *, seconds: float) -> list[object]:
+        async with self._calling:
+            if self._mixed_up is not None:
+                raise WorkerLost(
+                    "an earlier call to vLLM's ranks failed; answers to later ones may belong to it",
+                    advice="restart the engine",
+                )
+            try:
+                async with _bounded("calling all ranks", seconds):
+                    answer = await self._ask("POST", "/collective_rpc", json={**call, "timeout": seconds})
+            except (NotReady, BadRequest):
+                raise
+            except BaseException:
+                self._mixed_up = self._boot_id
+                raise
+        results = answer.get("results")
+        return results if isinstance(results, list) else []
+
+    async def set_version(self, digest: str, *, seconds: float) -> None:
+        """Change the label and read it back."""
+        async with _bounded("labelling", seconds):
+            await self._ask("POST", "/update_weight_version", json={"new_version": digest})
+            label = (await self._ask("GET", "/weight_info")).get("weight_version")
+        if label != digest:
+            raise WorkerLost(f"vLLM calls its weights {label!r} after it was told {digest!r}", advice="try again")
+
+    async def load_full(self, directory: str, digest: str, *, seconds: float) -> None:
+        """Have every worker reload; a failed reload leaves it without weights, and nothing else says so."""
+        arguments = {"weights_path": directory, "is_checkpoint_format": True}
+        await self._collective({"method": "reload_weights", "kwargs": arguments}, seconds=seconds)
+        await self.set_version(digest, seconds=seconds)
+
+    async def close(self) -> None:
+        """Close the session."""
+        await self._session.close()
+
+    async def _development(self, path: str, **params: str) -> dict[str, Any] | None:
+        """Return the answer of a route that may not be there."""
+        try:
+            return await self._ask("GET", path, params=params)
+        except BadRequest:
+            return None
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        return await self._ask("GET", path)
+
+    async def _text(self, path: str) -> str:
+        status, text = await self._send("GET", path)
+        return text if status == 200 else ""
+
+    async def _ask(self, verb: str, path: str, **options: Any) -> dict[str, Any]:
+        status, text = await self._send(verb, path, **options)
+        if status in {400, 404, 405, 422}:
+            raise BadRequest(f"vLLM refuses {verb} {path}: {status} {_said(text)}", advice=_DEVELOPMENT)
+        if status != 200:
+            raise WorkerLost(f"vLLM answers {verb} {path} with {status}: {_said(text)}", advice="see the engine's log")
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        return found if isinstance(found, dict) else {}
+
+    async def _send(self, verb: str, path: str, **options: Any) -> tuple[int, str]:
+        try:
+            async with self._session.request(verb, f"{self._url}{path}", **options) as answer:
+                return answer.status, await answer.text()
+        except aiohttp.ClientConnectorError as error:
+            self._away = True
+            raise NotReady(f"vLLM does not listen at {self._url}: {error}", advice="see the engine's log") from error
+        except (aiohttp.ClientError, UnicodeDecodeError) as error:
+            self._away = True
+            raise WorkerLost(
+                f"vLLM broke off {verb} {path}: {str(error) or type(error).__name__}", advice="see the engine's log"
+            ) from error
+
+
+@contextlib.asynccontextmanager
+async def _bounded(doing: str, seconds: float) -> AsyncIterator[None]:
+    """Give several requests a time; to run out of it is to have no usable answer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as late:
+        raise WorkerLost(f"{doing}: vLLM gave no answer within {seconds:g} s", advice="see the engine's log") from late
+
+
+def _said(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])[:300]
+    except (ValueError, KeyError, TypeError):
+        return text[:300]
+
+
+def _field(config: Any, part: str, name: str) -> Any:
+    inside = config.get(part) if isinstance(config, dict) else None
+    return inside.get(name) if isinstance(inside, dict) else None
+
+
+def _number(config: Any, part: str, name: str, *, default: int) -> int:
+    found = _field(config, part, name)
+    return found if isinstance(found, int) else default

@@ -1,0 +1,28 @@
+"""Real servers of tests in this folder; each is started once for a worker of the test run."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support import engines
+from tests.support.models import Pair, disjoint_pair
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return disjoint_pair(tmp_path_factory.mktemp("models"), hidden=128)
+
+
+@pytest.fixture(scope="session")
+def vllm(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.EngineServer]:
+    folder: Path = tmp_path_factory.mktemp("vllm")
+    with engines.running(engines.vllm(pair.old, folder, "--distributed-executor-backend", "uni")) as server:
+        yield server
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as made:
+        yield made

@@ -1,0 +1,167 @@
+"""vLLM's control side against canned answers: what is made of answers that a healthy engine does not give.
+
+The server here is no engine; what the real one answers is in ``tests/engines``.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.backends.vllm.control import EXTENSION, VllmControl
+from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
+
+SECONDS = 10.0
+
+
+class Canned:
+    """Answers of a server with two ranks, to be spoilt."""
+
+    def __init__(self) -> None:
+        self.started = 1.0
+        self.is_paused = False
+        self.flushed = True
+        self.collective: tuple[int, Any] = (200, {"results": ["a", "b"]})
+        self.development = True
+        self.label = "default"
+        self.calls: list[str] = []
+        self.hang: asyncio.Event | None = None
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        self.calls.append(path)
+        if path == "/version":
+            return web.json_response({"version": "0.32.0"})
+        if path == "/v1/models":
+            models = [{"id": "tiny", "parent": None}, {"id": "adapter", "parent": "tiny"}]
+            return web.json_response({"data": models})
+        if path == "/metrics":
+            return web.Response(text=f"# HELP\nprocess_start_time_seconds {self.started}\n")
+        if not self.development:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return await self._development(path, request)
+
+    async def _development(self, path: str, request: web.Request) -> web.StreamResponse:
+        if path == "/server_info":
+            parallel = {"world_size": 2, "worker_extension_cls": EXTENSION}
+            return web.json_response({"vllm_config": {"parallel_config": parallel, "lora_config": {"max_loras": 3}}})
+        if path == "/weight_info":
+            return web.json_response({"weight_version": self.label})
+        if path == "/update_weight_version":
+            return web.json_response({"success": True})
+        if path in {"/pause", "/resume"}:
+            self.is_paused = path == "/pause"
+            return web.json_response({})
+        if path == "/is_paused":
+            return web.json_response({"is_paused": self.is_paused})
+        if path == "/reset_prefix_cache":
+            return web.json_response({"success": self.flushed})
+        if self.hang is not None:
+            await self.hang.wait()
+        status, body = self.collective
+        return web.json_response(body, status=status)
+
+
+@pytest.fixture
+def canned() -> Canned:
+    return Canned()
+
+
+@pytest.fixture
+async def control(canned: Canned) -> AsyncIterator[VllmControl]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", canned.answer)
+    async with TestServer(app) as server:
+        made = VllmControl(str(server.make_url("")), aiohttp.ClientSession())
+        await made.facts(seconds=SECONDS)
+        yield made
+        if canned.hang is not None:
+            canned.hang.set()
+        await made.close()
+
+
+async def test_facts_come_from_the_routes(control: VllmControl) -> None:
+    facts = await control.facts(seconds=SECONDS)
+    assert (facts.ranks, facts.agent, facts.max_loras) == (2, True, 3)
+    assert facts.served_model_names == ("tiny",)
+    assert facts.weight_version == "default"
+
+
+async def test_without_development_routes_it_says_what_to_do(canned: Canned, control: VllmControl) -> None:
+    canned.development = False
+    facts = await control.facts(seconds=SECONDS)
+    assert not facts.policies
+    assert "VLLM_SERVER_DEV_MODE" in facts.refused["weights"]
+    with pytest.raises(BadRequest, match="refuses"):
+        await control.flush(seconds=SECONDS)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(500, {"error": {"message": "rank 1: boom"}}), (200, {"results": ["a"]}), (200, {"results": ["a", None]})],
+)
+async def test_after_a_failed_call_no_rank_is_asked_again_before_a_restart(
+    canned: Canned, control: VllmControl, answer: tuple[int, Any]
+) -> None:
+    canned.collective = answer
+    with pytest.raises(WorkerLost):
+        await control.call_all("text", seconds=SECONDS)
+    canned.collective = (200, {"results": ["a", "b"]})
+    sent = len(canned.calls)
+    for _ in range(2):
+        with pytest.raises(WorkerLost, match="earlier call"):
+            await control.call_all("text", seconds=SECONDS)
+        with pytest.raises(WorkerLost, match="earlier call"):
+            await control.load_full("/models/v1", "sha256:v1", seconds=SECONDS)
+    assert len(canned.calls) == sent
+    await control.facts(seconds=SECONDS)
+    with pytest.raises(WorkerLost):
+        await control.call_all("text", seconds=SECONDS)
+    canned.started = 2.0
+    await control.facts(seconds=SECONDS)
+    assert await control.call_all("text", seconds=SECONDS) == ["a", "b"]
+
+
+async def test_a_call_that_nobody_waited_for_counts_as_failed(canned: Canned, control: VllmControl) -> None:
+    canned.hang = asyncio.Event()
+    with pytest.raises(WorkerLost, match="within"):
+        await control.call_all("text", seconds=0.05)
+    canned.hang.set()
+    with pytest.raises(WorkerLost, match="earlier call"):
+        await control.call_all("text", seconds=SECONDS)
+
+
+async def test_a_method_that_is_not_there_is_no_failure_of_ranks(canned: Canned, control: VllmControl) -> None:
+    canned.collective = (404, {"detail": "Not Found"})
+    with pytest.raises(BadRequest):
+        await control.call_all("text", seconds=SECONDS)
+    canned.collective = (200, {"results": ["a", "b"]})
+    assert await control.call_all("text", seconds=SECONDS) == ["a", "b"]
+
+
+async def test_a_second_pause_is_not_sent_and_never_changes_the_policy(canned: Canned, control: VllmControl) -> None:
+    await control.pause(RequestPolicy.RECOMPUTE, seconds=SECONDS)
+    await control.pause(RequestPolicy.RECOMPUTE, seconds=SECONDS)
+    with pytest.raises(BadRequest, match="already"):
+        await control.pause(RequestPolicy.ABORT, seconds=SECONDS)
+    assert canned.calls.count("/pause") == 1
+
+
+async def test_a_flush_and_a_label_that_did_not_happen_are_noticed(canned: Canned, control: VllmControl) -> None:
+    canned.flushed = False
+    assert await control.flush(seconds=SECONDS) is False
+    with pytest.raises(WorkerLost, match="calls its weights 'default'"):
+        await control.set_version("sha256:other", seconds=SECONDS)
+
+
+async def test_nobody_listening_is_not_ready() -> None:
+    control = VllmControl("http://127.0.0.1:9", aiohttp.ClientSession())
+    with pytest.raises(NotReady):
+        await control.flush(seconds=SECONDS)
+    assert not await control.alive(seconds=SECONDS)
+    await control.close()
