@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,6 +69,17 @@ def alive(pid: int) -> bool:
         return False
 
 
+def descendants(pid: int, *, depth: int = 100) -> list[int]:
+    """Return the processes below one, down to a depth."""
+    if depth == 0:
+        return []
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (int(word) for word in (task / "children").read_text().split()):
+            found += [child, *descendants(child, depth=depth - 1)]
+    return found
+
+
 class Launcher:
     """A launcher, the memory volume that it shares with a sidecar, and the script that it starts."""
 
@@ -80,6 +93,7 @@ class Launcher:
         self._script = folder / "engine.py"
         self._script.write_text(ENGINE)
         self._log = folder / "launcher.log"
+        self._scratch = tempfile.mkdtemp(prefix="ms-", dir="/tmp")  # short: engines make sockets in there
         self._process: subprocess.Popen[bytes] | None = None
 
     def announce(self, digest: str = "sha256:abc") -> None:
@@ -90,14 +104,22 @@ class Launcher:
         """Start it with the script as its engine."""
         return self.start_with([sys.executable, "-S", str(self._script), then or "run", "{model}"], engine, options)
 
-    def start_with(self, command: Sequence[str], engine: str = "vllm", options: Sequence[str] = ()) -> Launcher:
-        """Start it with any command."""
+    def start_with(
+        self,
+        command: Sequence[str],
+        engine: str = "vllm",
+        options: Sequence[str] = (),
+        *,
+        python: Sequence[str] = BARE_PYTHON,
+    ) -> Launcher:
+        """Start it with any command, in any Python."""
         given = ["--engine", engine, "--runtime-dir", str(self.runtime), *options, "--", *command]
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "engine"), "TOLD": str(self._told)}
+        plain = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        ours = {"PYTHONPATH": str(REPOSITORY / "engine"), "TOLD": str(self._told), "TMPDIR": self._scratch}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*BARE_PYTHON, "-m", "modelswap_engine.backends.launch", *given],
-                env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [*python, "-m", "modelswap_engine.backends.launch", *given],
+                env={**plain, **ours}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         return self
 
@@ -105,6 +127,18 @@ class Launcher:
     def log(self) -> str:
         """What it said."""
         return self._log.read_text()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """True until it has ended."""
+        assert self._process is not None
+        return self._process.poll() is None
 
     def boot(self) -> Boot:
         """Wait for a start, as the sidecar does."""
@@ -150,3 +184,4 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)

@@ -11,6 +11,7 @@ from modelswap_engine.backends.port import Load
 from modelswap_engine.checkpoint.index import INDEX_FILE
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.checkpoint.manifest import decode as decode_manifest
+from modelswap_engine.checkpoint.rules import DTYPE_BITS
 from modelswap_engine.protocol.errors import (
     DigestMismatch,
     InsufficientDisk,
@@ -21,7 +22,8 @@ from modelswap_engine.protocol.errors import (
     SourceUnreadable,
     UnsupportedChange,
 )
-from tests.support.whole_folders import digest_in, folders, leftovers, order, publish
+from tests.support.checkpoints import write_checkpoint
+from tests.support.whole_folders import SIDE, digest_in, folders, leftovers, order, publish
 
 PLENTY = 1 << 40
 
@@ -56,6 +58,16 @@ async def test_large_checkpoints_are_spread_over_files_with_an_index(models: Pat
     assert (folder / INDEX_FILE).is_file()
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
     assert digest_in(folder) == wanted.digest
+
+
+async def test_every_tensor_begins_where_readers_expect_it(root: Path, tmp_path: Path) -> None:
+    tensors = {"a": ("U8", (3,), b"abc"), "b": ("BF16", (1,), b"bb"), "c": ("F64", (1,), b"c" * 8)}
+    wanted = await order(write_checkpoint(tmp_path / "m" / "odd", {**tensors}, side_files=SIDE), tmp_path)
+    folder = await Materialiser(root).write(wanted)
+    written = decode_manifest((folder / MANIFEST_FILE).read_bytes())
+    assert {name: entry.offset % max(1, DTYPE_BITS[entry.dtype] // 8) for name, entry in written.by_name.items()} == {
+        "a": 0, "b": 0, "c": 0,
+    }  # fmt: skip
 
 
 async def test_progress_counts_every_byte(models: Path, root: Path, tmp_path: Path) -> None:

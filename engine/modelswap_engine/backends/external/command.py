@@ -12,6 +12,7 @@ from modelswap_engine.backends.external.handshake import Boot
 
 LOOPBACK: Final = "127.0.0.1"
 MODEL: Final = "{model}"
+LEAVE_OUT: Final = "leave it out"
 BOOT_ID_VARIABLE: Final = "MODELSWAP_BOOT_ID"
 RUNTIME_VARIABLE: Final = "MODELSWAP_RUNTIME_DIR"
 
@@ -25,12 +26,12 @@ class Rules:
     """How one engine is started.
 
     Attributes:
-        reserved: options that the sidecar relies on, and that a user therefore cannot set.
+        reserved: options that the sidecar relies on, and that a user therefore cannot set, each with the next step.
         added: the options that are added for one start, those of the address included.
         environment: variables that the engine needs; a user's own value wins.
     """
 
-    reserved: frozenset[str]
+    reserved: Mapping[str, str]
     added: Callable[[Boot], Sequence[str]]
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,8 +52,9 @@ def compose(given: Sequence[str], rules: Rules, *, model: str, boot: Boot) -> li
     if not any(MODEL in argument for argument in given[1:]):
         raise BadCommandError(f"the command names no {MODEL}; write it where the engine takes the path of its model")
     for argument in given:
-        if argument.partition("=")[0] in rules.reserved:
-            raise BadCommandError(f"{argument}: leave it out; the launcher sets it, and the sidecar relies on it")
+        advice = rules.reserved.get(argument.partition("=")[0])
+        if advice is not None:
+            raise BadCommandError(f"{argument}: the launcher sets it, and the sidecar relies on it; {advice}")
     return [*(argument.replace(MODEL, model) for argument in given), *rules.added(boot)]
 
 

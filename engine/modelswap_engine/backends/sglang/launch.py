@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from modelswap_engine.backends.external.command import Rules, address
+from modelswap_engine.backends.external.command import LEAVE_OUT, Rules, address
 from modelswap_engine.backends.external.handshake import Boot
 
 
@@ -14,6 +14,6 @@ def _added(boot: Boot) -> Sequence[str]:
 
 
 RULES: Final = Rules(
-    reserved=frozenset({"--host", "--port", "--admin-api-key", "--weight-version"}),
+    reserved=dict.fromkeys(["--host", "--port", "--admin-api-key", "--weight-version"], LEAVE_OUT),
     added=_added,
 )
