@@ -31,6 +31,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         reload_to_window: time of a full reload in place by the commit window, in the largest model.
         reload_to_diff, restart_to_diff: time of the alternatives by that of the diff, in the largest model.
         staging_to_bound: speed of staging by the lower of SHA-256 on all cores and reading, in the largest model.
+        staging_to_turns: the same by reading and hashing in turn on all cores.
         check_to_sha256: speed of hashing live tensors by that of SHA-256 on all cores, in the largest model.
         outage_restart_to_pause: seconds without service by a restart, by the seconds that the diff paused.
     """
@@ -46,6 +47,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     restart_to_diff: float | None = None
     outage_restart_to_pause: float | None = None
     staging_to_bound: float | None = None
+    staging_to_turns: float | None = None
     check_to_sha256: float | None = None
 
 
@@ -86,6 +88,7 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
         found = msgspec.structs.replace(
             found,
             staging_to_bound=speed.staging / speed.raw.bound if speed.staging else None,
+            staging_to_turns=speed.staging / speed.raw.in_turn if speed.staging else None,
             check_to_sha256=speed.check / speed.raw.sha256 if speed.check else None,
         )
     windows = _windows(ordered)
@@ -236,6 +239,8 @@ def lines(found: Ratios) -> Iterator[str]:
         yield f"whole swap: {found.swap_seconds_per_changed_gigabyte:.1f} s for each GB that changed (largest model)"
     if found.staging_to_bound is not None:
         yield f"staging: {100 * found.staging_to_bound:.0f} % of the lower of SHA-256 on all cores and reading"
+    if found.staging_to_turns is not None:
+        yield f"staging: {100 * found.staging_to_turns:.0f} % of reading and hashing in turn on the same cores"
     if found.check_to_sha256 is not None:
         yield f"hashing live tensors: {100 * found.check_to_sha256:.0f} % of SHA-256 on all cores"
     if found.reload_to_diff is not None:

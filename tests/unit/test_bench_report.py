@@ -222,6 +222,8 @@ def test_speeds_are_held_against_what_the_machine_can_do() -> None:
     speed = SpeedRow(staging=1.5e9, check=1.8e9, raw=raw)
     found = ratios([ModelResult(nbytes=10**9, layers=2, start_seconds=0.0, speed=speed)])
     assert found.staging_to_bound == pytest.approx(0.75)
+    assert found.staging_to_turns is not None
+    assert found.staging_to_bound < found.staging_to_turns
     assert found.check_to_sha256 == pytest.approx(0.9)
     said = "\n".join(lines(found))
     assert "staging: 75 %" in said
