@@ -19,6 +19,7 @@ import structlog
 from modelswap_engine import __version__
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import CommitMethod, Device, EmbeddedSettings
+from modelswap_engine.cli.allocator import few_heaps
 from modelswap_engine.cli.logs import configure
 from modelswap_engine.cli.serving import Auth, Logs
 from modelswap_engine.http.app import control_app, data_app, listening
@@ -101,6 +102,7 @@ def run(settings: ServeSettings) -> None:
     Raises:
         ModelswapError: it could not start.
     """
+    few_heaps()
     configure(json=settings.logs is Logs.JSON or (settings.logs is Logs.AUTO and not sys.stderr.isatty()))
     try:
         asyncio.run(_serve(settings))
