@@ -5,7 +5,8 @@ It stands in for a real engine in unit tests of the engine-neutral half, and now
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import TypeVar
 
@@ -38,6 +39,9 @@ class FakeControl:
         running: requests that the engine works on; while there are any a flush says no.
         flushes: answers of the next flushes, before ``running`` decides.
         broken: what goes wrong at the next call of a name.
+        on_load: told the digest when the engine loads a whole version.
+        lose: says of a collective call whether and how it goes wrong.
+        answers: changes what the ranks answered, on its way.
     """
 
     def __init__(self, ranks: Sequence[Rank] = (), *, engine: str = "fake") -> None:
@@ -50,7 +54,10 @@ class FakeControl:
         self.up = True
         self.policy: RequestPolicy | None = None
         self.loaded = ""
+        self.on_load: Callable[[str], None] = lambda digest: None
         self.closed = False
+        self.paused_with: list[RequestPolicy] = []
+        self.lose: Callable[[str], Broken | None] = lambda text: None
         self.answers: Callable[[list[str]], list[str]] = lambda answers: answers
         self._transport_broken = False
         self._facts = EngineFacts(
@@ -64,6 +71,10 @@ class FakeControl:
     def boot_id(self) -> str:
         return f"boot-{self.starts}"
 
+    @property
+    def weight_version(self) -> str:
+        return self._facts.weight_version
+
     def restart(self, ranks: Sequence[Rank] = ()) -> None:
         """Another start of the engine, with other processes."""
         self.starts += 1
@@ -72,6 +83,10 @@ class FakeControl:
         self.policy = None
         self.running = 0
         self._transport_broken = False
+
+    def requests(self) -> "FakeRequests":
+        """Return the requests of clients in this engine."""
+        return FakeRequests(self)
 
     async def facts(self, *, seconds: float) -> EngineFacts:
         def answer() -> EngineFacts:
@@ -86,6 +101,7 @@ class FakeControl:
     async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
         def act() -> None:
             self.policy = policy
+            self.paused_with.append(policy)
 
         await self._call("pause", act, seconds=seconds)
 
@@ -110,6 +126,9 @@ class FakeControl:
         if not self.ranks:
             raise BadRequest("our half is not installed in this engine")
         try:
+            found = self.lose(text)
+            if found is not None:
+                self.broken["call_all"] = found
             return await self._call(
                 "call_all", lambda: self.answers([rank(text) for rank in self.ranks]), seconds=seconds
             )
@@ -126,6 +145,7 @@ class FakeControl:
     async def load_full(self, directory: str, digest: str, *, seconds: float) -> None:
         def act() -> None:
             self.loaded = directory
+            self.on_load(digest)
             self._facts = replace(self._facts, weight_version=digest)
 
         await self._call("load_full", act, seconds=seconds)
@@ -151,3 +171,22 @@ class FakeControl:
         if broken is Broken.LOST_AFTER:
             raise WorkerLost(f"no answer to {name}")
         return result
+
+
+class FakeRequests:
+    """The requests of clients in an engine: those that it runs."""
+
+    def __init__(self, control: FakeControl) -> None:
+        self._control = control
+
+    def running(self) -> int:
+        return self._control.running
+
+    def end(self) -> int:
+        ended, self._control.running = self._control.running, 0
+        return ended
+
+    @contextlib.contextmanager
+    def barred(self) -> Iterator[None]:
+        self._control.calls.append("barred")
+        yield

@@ -196,3 +196,19 @@ def test_sampling_defaults_do_not_stop_any_mode() -> None:
     )
     assert changes
     assert refusals(changes, continues_requests=True) == ()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", sorted(SIDE_FILES))
+def test_servers_of_others_take_no_change_of_a_side_file_live(kind: str, name: str) -> None:
+    changes = compare_side_files({name: b'{"x": 1}'}, {name: b'{"x": 2}'}, kind=kind)
+
+    assert [change.verdict for change in changes] == [Verdict.REFUSED]
+    assert "only when it starts" in refusals(changes, continues_requests=False)[0].message
+
+
+@pytest.mark.parametrize("key", ["initializer_range", "use_cache"])
+def test_servers_of_others_do_not_mind_what_inference_does_not_read(key: str) -> None:
+    changes = compare_side_files({"config.json": b"{}"}, {"config.json": text({key: 0.1})}, kind="vllm")
+
+    assert refusals(changes, continues_requests=True) == ()

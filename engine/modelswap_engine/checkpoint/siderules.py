@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from modelswap_engine.checkpoint.canonical import CONFIG, GENERATION, TOKENIZER_CONFIG
+from modelswap_engine.checkpoint.canonical import CONFIG, GENERATION, SIDE_FILES, TOKENIZER_CONFIG
 
 
 class Verdict(StrEnum):
@@ -137,5 +137,24 @@ EMBEDDED: Final[Rules] = {
     "video_preprocessor_config.json": (_IMAGES,),
 }
 
-RULES: Final[Mapping[str, Rules]] = {"embedded": EMBEDDED}
+_AT_START: Final = Rule(_ALL, Verdict.REFUSED, "the engine reads it only when it starts")
+
+EXTERNAL: Final[Rules] = {
+    **dict.fromkeys(SIDE_FILES, (_AT_START,)),
+    CONFIG: (
+        Rule(_TRAINING, Verdict.IGNORED, "has no effect on inference"),
+        Rule(_OUTPUT, Verdict.IGNORED, "has no effect on generated text"),
+        Rule(_SHAPES, Verdict.REFUSED, _MODEL, model=True),
+        Rule(_KINDS, Verdict.REFUSED, _MODEL, model=True),
+        _AT_START,
+    ),
+    GENERATION: (Rule(_OUTPUT, Verdict.IGNORED, "has no effect on generated text"), _AT_START),
+    TOKENIZER_CONFIG: (
+        Rule(("auto_map*",), Verdict.IGNORED, "code from a checkpoint is never loaded"),
+        _AT_START,
+    ),
+}
+"""A server of its own has its tokenizer, its template and its defaults in processes that nobody can change live."""
+
+RULES: Final[Mapping[str, Rules]] = {"embedded": EMBEDDED, "vllm": EXTERNAL, "sglang": EXTERNAL}
 """By ``Capabilities.kind``."""

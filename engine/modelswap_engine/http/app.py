@@ -18,6 +18,10 @@ from modelswap_engine.http.errors import error_middleware
 from modelswap_engine.http.health import OPEN_PATHS, Health
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataPort, DataSettings
+from modelswap_engine.http.proxy.dialects import Dialect
+from modelswap_engine.http.proxy.flights import Flights
+from modelswap_engine.http.proxy.port import ProxyPort, ProxySettings
+from modelswap_engine.http.proxy.upstream import Upstream
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.spool import Spool
 from modelswap_engine.http.transfers import TransferRoutes
@@ -89,8 +93,45 @@ def data_app(
         clock=clock,
         wall_clock=wall_clock,
     )
-    app = web.Application(middlewares=[error_middleware], client_max_size=MAX_PROMPT_BYTES)
-    app.add_routes([*port.routes(), web.get("/health", Health(coordinator=coordinator, metrics=metrics).health)])
+    return _data_app(port.routes(), coordinator=coordinator, metrics=metrics, max_body_bytes=MAX_PROMPT_BYTES)
+
+
+def proxy_app(
+    *,
+    coordinator: Coordinator,
+    dialect: Dialect,
+    upstream: Upstream,
+    flights: Flights,
+    metrics: Metrics,
+    settings: ProxySettings,
+    base: Callable[[], str],
+    on_lost: Callable[[], None],
+    adapters: AdapterDesk | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> web.Application:
+    """Return the data port before an external engine: what is let through of the engine's API, and ``/health``."""
+    port = ProxyPort(
+        coordinator=coordinator,
+        dialect=dialect,
+        upstream=upstream,
+        flights=flights,
+        metrics=metrics,
+        settings=settings,
+        base=base,
+        on_lost=on_lost,
+        adapters=adapters,
+        clock=clock,
+        wall_clock=wall_clock,
+    )
+    return _data_app(port.routes(), coordinator=coordinator, metrics=metrics, max_body_bytes=settings.max_body_bytes)
+
+
+def _data_app(
+    routes: list[web.RouteDef], *, coordinator: Coordinator, metrics: Metrics, max_body_bytes: int
+) -> web.Application:
+    app = web.Application(middlewares=[error_middleware], client_max_size=max_body_bytes)
+    app.add_routes([*routes, web.get("/health", Health(coordinator=coordinator, metrics=metrics).health)])
 
     async def close_when_leaving(_: web.Request, response: web.StreamResponse) -> None:
         # A pod on its way out tells keep-alive clients to connect again, which finds them another pod.

@@ -11,6 +11,7 @@ Every call is bounded by ``seconds`` and raises, unless it says otherwise:
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import msgspec
@@ -45,6 +46,19 @@ class EngineFacts(Record, frozen=True, kw_only=True):
     policies: frozenset[RequestPolicy] = frozenset()
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     max_loras: int = 0
+
+
+class Requests(Protocol):
+    """The requests that clients have in the engine, as seen by whoever carries them."""
+
+    def running(self) -> int:
+        """Say how many there are."""
+
+    def end(self) -> int:
+        """End them all with an error that may be retried, and say how many."""
+
+    def barred(self) -> AbstractContextManager[None]:
+        """Let none reach the engine while the context lasts: those that are on their way get such an error, too."""
 
 
 class EngineControl(Protocol):

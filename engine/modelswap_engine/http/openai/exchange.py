@@ -63,6 +63,11 @@ class Outcome:
         """Record the time to the first token."""
         self._metrics.time_to_first_token.observe(self._clock() - self._started)
 
+    def answered(self, status: int) -> None:
+        """Count the request as what an engine behind this process answered."""
+        if status >= 400:
+            self._result = "rejected" if status < 500 else "failed"
+
     def failed(self, error: ModelswapError) -> None:
         """Count the request as one that got an error, be it as a status or within a stream."""
         self._result = "rejected" if error.status < 500 else "failed"

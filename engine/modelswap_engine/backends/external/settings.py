@@ -1,0 +1,25 @@
+"""What may be set about external engines; values only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalSettings:
+    """Bounds, in seconds.
+
+    Attributes:
+        call: one short call, to the engine or to our half in it.
+        load: proving or loading a whole version; ``stage`` staging one; ``hash`` hashing all live tensors.
+        reach: how long a load waits for an engine that does not answer yet.
+        watch: how often the engine is asked whether it lives, and ``answer`` how long it may take to say so.
+        misses: how often in a row it may fail to say so before it counts as lost.
+    """
+
+    call: float = 30.0
+    load: float = 1800.0
+    stage: float = 1800.0
+    hash: float = 1500.0
+    reach: float = 60.0
+    watch: float = 1.0
+    answer: float = 5.0
+    misses: int = 3

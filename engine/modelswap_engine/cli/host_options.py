@@ -1,0 +1,120 @@
+"""Options of every serving command, each declared once; nothing of what they start."""
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+
+from modelswap_engine.protocol.errors import BadRequest
+
+
+class Auth(StrEnum):
+    """How callers of the control port prove who they are."""
+
+    KUBERNETES = "kubernetes"
+    TOKEN_FILE = "token-file"  # noqa: S105 - the name of a method, not a secret
+
+
+class Logs(StrEnum):
+    """Form of the log: lines for people on a terminal, JSON elsewhere."""
+
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - pods are reached by their address
+
+_LISTS: Final = frozenset({"allow_root", "allowed_subject", "weight_loader", "weight_peer", "export_root"})
+
+ServedModelName: TypeAlias = Annotated[str, typer.Option(help="Model name in the API; default: the folder's name.")]
+Version: TypeAlias = Annotated[str, typer.Option(help="Label of the version in --model.")]
+Host: TypeAlias = Annotated[str, typer.Option(help="Address both ports listen on.")]
+Port: TypeAlias = Annotated[int, typer.Option(help="Data port (OpenAI API).")]
+ControlPort: TypeAlias = Annotated[int, typer.Option(help="Control port.")]
+StateDir: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Journal and side files, kept across restarts. Default: by control port.")
+]
+AllowRoot: TypeAlias = Annotated[
+    list[Path] | None, typer.Option(help="Folder versions may come from, besides --model.")
+]
+AssignmentDir: TypeAlias = Annotated[Path | None, typer.Option(help="Where the slot's assignment is mounted.")]
+AuthOption: TypeAlias = Annotated[Auth | None, typer.Option(help="How callers of the control port prove who they are.")]
+TokenFile: TypeAlias = Annotated[Path | None, typer.Option(help="Accepted tokens, one a line; read again on change.")]
+AllowedSubject: TypeAlias = Annotated[list[str] | None, typer.Option(help="Accepted service account (repeatable).")]
+Insecure: TypeAlias = Annotated[bool, typer.Option("--insecure", help="Ask nobody who they are. Never in a cluster.")]
+PodUid: TypeAlias = Annotated[str, typer.Option(envvar="MODELSWAP_POD_UID", help="UID of the pod.")]
+MaxQueue: TypeAlias = Annotated[int, typer.Option(min=0, help="Requests that may wait at the closed gate.")]
+DrainSeconds: TypeAlias = Annotated[float, typer.Option(min=0, help="SIGTERM: wait so long for requests in flight.")]
+PropagationSeconds: TypeAlias = Annotated[
+    float, typer.Option(min=0, help="In a pod: from not ready until no endpoint routes here any more.")
+]
+PreviousSeconds: TypeAlias = Annotated[
+    float, typer.Option(min=0, help="How long a previous version is retained; 0: as long as there is room.")
+]
+PreviousBytes: TypeAlias = Annotated[
+    int, typer.Option(min=-1, help="A previous version of more bytes is not retained; -1: any size is.")
+]
+AuditSeconds: TypeAlias = Annotated[
+    float, typer.Option(min=0, help="How often all live tensors are hashed again; 0: only after swaps.")
+]
+AuditBytesPerSecond: TypeAlias = Annotated[int, typer.Option(min=0, help="Upper bound of that; 0: none.")]
+RepairAttempts: TypeAlias = Annotated[
+    int, typer.Option(min=0, help="How often damaged live tensors are loaded again before giving up; 0: never.")
+]
+RestartAfterSwaps: TypeAlias = Annotated[
+    int, typer.Option(min=0, help="Advise a cold restart after so many swaps; 0: only when memory grows.")
+]
+DebugChecks: TypeAlias = Annotated[
+    bool, typer.Option("--debug-checks", help="Allow snapshots of live tensors and comparing with them.")
+]
+LogForm: TypeAlias = Annotated[Logs, typer.Option(help="Form of the log.")]
+
+
+def settled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a command's options as settings take them: checked, lists as tuples, the state folder filled in.
+
+    Raises:
+        BadRequest: they contradict each other.
+    """
+    _check_auth(options)
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
+    for name in _LISTS & found.keys():
+        found[name] = found[name] or ()
+    found["state_dir"] = found["state_dir"] or _default_state_dir(found["control_port"])
+    return found
+
+
+def needs(command: str, error: ModuleNotFoundError) -> BadRequest:
+    """Return what is said where the packages of a command are not installed."""
+    return BadRequest(f"`modelswap {command}` needs the package {error.name}", advice="pip install 'modelswap[engine]'")
+
+
+def _check_auth(options: Mapping[str, Any]) -> None:
+    auth, token_file = options["auth"], options["token_file"]
+    if options["insecure"]:
+        if auth is not None or token_file is not None:
+            raise BadRequest("--insecure and --auth/--token-file exclude each other", advice="leave one of them out")
+        return
+    if auth is None and token_file is None:
+        raise BadRequest(
+            "no way to authenticate callers of the control port",
+            advice="pass --token-file FILE, or --auth kubernetes in a pod (or --insecure on a machine of your own)",
+        )
+    if auth is Auth.KUBERNETES and not (options["pod_uid"] and options["allowed_subject"]):
+        raise BadRequest(
+            "--auth kubernetes needs --pod-uid (MODELSWAP_POD_UID) and at least one --allowed-subject",
+            advice="set the pod UID by the downward API and name the operator's service account",
+        )
+    if auth is Auth.TOKEN_FILE and token_file is None:
+        raise BadRequest("--auth token-file needs --token-file", advice="pass --token-file FILE")
+
+
+def _default_state_dir(control_port: int) -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "modelswap" / str(control_port)

@@ -1,0 +1,143 @@
+"""One answer of the engine on its way to the client: streamed as it comes, or whole.
+
+A stream is never gathered: each event goes on when it is whole, and no more is read than the client takes. An answer
+that is no stream is gathered up to a bound, so that what goes wrong meanwhile is a plain HTTP error.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from modelswap_engine.http.errors import body_of, internal
+from modelswap_engine.http.openai.errors import Interrupted
+from modelswap_engine.http.openai.exchange import Outcome
+from modelswap_engine.http.proxy.events import Cutter
+from modelswap_engine.http.proxy.flights import Flight
+from modelswap_engine.http.proxy.headers import to_client
+from modelswap_engine.http.proxy.rewriting import Renamer
+from modelswap_engine.http.proxy.upstream import Upstream
+from modelswap_engine.protocol.codec import encode
+from modelswap_engine.protocol.errors import ErrorEnvelope, ModelswapError
+
+GATHERED: Final = 1 << 20
+"""Bytes of an answer that is no stream which are held until it is whole; a larger one is passed on as it comes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What is needed to pass one answer on.
+
+    Attributes:
+        upstream: reads what the engine sends.
+        flight: the request, while the engine has it.
+        outcome: counts it.
+        renamer: gives the model the client's name.
+        headers: of ours, in the answer.
+        trusted: asked before anything is passed on; says no once the engine's weights failed their hash.
+        write_seconds: how long one write may wait for a client that does not read.
+    """
+
+    upstream: Upstream
+    flight: Flight
+    outcome: Outcome
+    renamer: Renamer
+    headers: Mapping[str, str]
+    trusted: Callable[[], bool]
+    write_seconds: float
+
+    async def answer(self, request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Pass the answer on."""
+        self.outcome.answered(found.status)
+        if found.content_type == "text/event-stream":
+            return await self._events(request, found)
+        return await self._whole(request, found)
+
+    async def _whole(self, request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
+        gathered = bytearray()
+        async with self.flight.leash(), aclosing(self.upstream.pieces(found)) as pieces:
+            async for piece in pieces:
+                gathered += self.renamer.feed(piece)
+                if len(gathered) > GATHERED:
+                    break
+            else:
+                gathered += self.renamer.finish()
+                self._check()
+                return web.Response(status=found.status, headers=self._headers(found), body=bytes(gathered))
+        return await self._large(request, found, bytes(gathered))
+
+    async def _large(self, request: web.Request, found: aiohttp.ClientResponse, begun: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(status=found.status, headers=self._headers(found))
+        await response.prepare(request)
+        try:
+            async with self.flight.leash():
+                await self._write(request, response, begun)
+                async for piece in self.upstream.pieces(found):
+                    await self._write(request, response, self.renamer.feed(piece))
+                await self._write(request, response, self.renamer.finish())
+        except ModelswapError as error:
+            # A body of which the head is out has no place for an error but its missing end.
+            self.outcome.failed(error)
+            _break_off(request)
+        return response
+
+    async def _events(self, request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
+        response = web.StreamResponse(status=found.status, headers=self._headers(found))
+        await response.prepare(request)
+        try:
+            async with self.flight.leash():
+                await self._pass_on(request, response, found)
+        except ModelswapError as error:
+            await self._tell(request, response, error)
+        except (ConnectionResetError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001 - headers are out, so the error has to travel in the stream
+            await self._tell(request, response, internal(error, where=request.path))
+        await self._bounded(request, response.write_eof())
+        return response
+
+    async def _pass_on(self, request: web.Request, response: web.StreamResponse, found: aiohttp.ClientResponse) -> None:
+        cutter, first = Cutter(), True
+        async for piece in self.upstream.pieces(found):
+            self._check()
+            events = cutter.feed(piece)
+            if first and events:
+                self.outcome.first_token()
+                first = False
+            await self._write(request, response, self.renamer.feed(events))
+        await self._write(request, response, self.renamer.feed(cutter.finish()) + self.renamer.finish())
+
+    async def _tell(self, request: web.Request, response: web.StreamResponse, error: ModelswapError) -> None:
+        self.outcome.failed(error)
+        event = b"data: " + encode(ErrorEnvelope(error=body_of(error))) + b"\n\ndata: [DONE]\n\n"
+        await self._write(request, response, event)
+
+    def _check(self) -> None:
+        if not self.trusted():
+            raise Interrupted("the live weights are not those of the version they should be", advice="send it again")
+
+    def _headers(self, found: aiohttp.ClientResponse) -> Mapping[str, str]:
+        headers = to_client(found.headers)
+        headers.update(self.headers)
+        return headers
+
+    async def _write(self, request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+        if data:
+            await self._bounded(request, response.write(data))
+
+    async def _bounded(self, request: web.Request, writing: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self.write_seconds):
+                await writing
+        except TimeoutError:
+            _break_off(request)
+            raise ConnectionResetError("the client stopped reading") from None
+
+
+def _break_off(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()

@@ -1,0 +1,294 @@
+"""The sidecar's half of external engines under the real coordinator: what is proven, what comes back, what is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from modelswap_engine.backends.inprocess import wire
+from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.protocol.errors import Internal, ManifestMismatch
+from modelswap_engine.protocol.policy import Traffic, TrafficMode
+from modelswap_engine.protocol.states import SwapState
+from tests.support.external_world import ExternalWorld
+from tests.support.fake_control import Broken
+
+
+def steps(world: ExternalWorld) -> list[str]:
+    """What the engine itself was asked, without the collective calls and the questions whether it lives."""
+    return [call for call in world.control.calls if call not in ("call_all", "facts")]
+
+
+async def test_what_the_engine_holds_is_proven_before_it_serves(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        state = world.coordinator.state()
+
+    assert state.live == world.one
+    assert state.ready
+    assert [rank.digest for rank in state.ranks] == [world.one.digest] * 2
+    assert state.capabilities.kind == "vllm"
+    assert state.capabilities.traffic_modes == [TrafficMode.DRAIN, TrafficMode.ABORT]
+
+
+async def test_a_drained_swap_needs_no_pause_and_forgets_what_was_cached_after_the_commit(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        world.control.calls.clear()
+        status = await world.swap(world.two)
+
+        assert status.state is SwapState.SERVING, status.error
+        assert world.holds(world.two)
+        assert world.coordinator.live == world.two
+        assert world.control.weight_version == world.two.digest
+        assert steps(world) == ["flush", "flush", "set_version"]
+        assert world.ranks[0].calls[-7:] == ["memory", "stage", "prepare", "commit", "verify", "release", "memory"]
+        assert (await world.swap(world.one, "op-2")).state is SwapState.SERVING
+        assert world.holds(world.one)
+
+
+async def test_requests_that_nobody_waits_for_are_waited_for_before_a_commit(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        world.control.calls.clear()
+        world.control.flushes = [False, False, True]
+        status = await world.swap(world.two)
+
+    assert status.state is SwapState.SERVING
+    assert steps(world).count("flush") == 4
+
+
+async def test_abort_ends_the_requests_and_then_waits_for_an_empty_engine(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        world.control.running = 3
+        world.control.calls.clear()
+        status = await world.swap(world.two, traffic=Traffic(mode=TrafficMode.ABORT))
+
+        assert status.state is SwapState.SERVING
+        assert status.aborted_requests == 3
+        assert steps(world) == ["flush", "flush", "set_version"]
+
+
+@pytest.mark.parametrize("mode", [TrafficMode.RECOMPUTE, TrafficMode.FREEZE, TrafficMode.OVERLAP])
+async def test_modes_that_would_mix_versions_are_refused_with_the_reason(tmp_path: Path, mode: TrafficMode) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        status = await world.swap(world.two, traffic=Traffic(mode=mode))
+
+    assert status.state is SwapState.ABORTED
+    assert status.error is not None
+    assert "is not possible with the vllm engine: " in status.error.message
+    assert "commit" not in world.ranks[0].calls
+
+
+async def test_a_cache_that_was_not_forgotten_undoes_the_commit(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        world.control.flushes = [True, False, True]
+        status = await world.swap(world.two)
+
+        assert status.state is SwapState.ROLLED_BACK
+        assert status.error is not None
+        assert "did not forget" in status.error.message
+        assert world.holds(world.one)
+        assert world.coordinator.ready()
+
+
+@pytest.mark.parametrize("step", ["stage", "prepare", "commit", "verify"])
+async def test_a_rank_that_fails_brings_the_old_version_back_on_all(tmp_path: Path, step: str) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        world.ranks[1].errors[step] = Internal("told to fail")
+        status = await world.swap(world.two)
+
+        assert status.state is (SwapState.ABORTED if step in ("stage", "prepare") else SwapState.ROLLED_BACK)
+        assert world.holds(world.one)
+        assert world.coordinator.live == world.one
+        assert world.coordinator.ready()
+        assert not world.restart.wanted
+        assert (await world.swap(world.two, "op-2")).state is SwapState.SERVING
+
+
+async def test_one_rank_that_fails_a_long_call_ends_it_on_the_others(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        world.ranks[0].errors["stage"] = Internal("told to fail")
+        world.ranks[1].polls = -1
+        status = await world.swap(world.two)
+
+    assert status.state is SwapState.ABORTED
+    assert len(world.ranks[1].called_off) == 1
+
+
+@pytest.mark.parametrize("broken", [Broken.LOST_BEFORE, Broken.LOST_AFTER])
+async def test_a_commit_without_an_answer_wants_a_restart_and_the_next_start_serves(
+    tmp_path: Path, broken: Broken
+) -> None:
+    world = ExternalWorld(tmp_path, reach=20)
+    async with world.running():
+        world.lose_at("commit", broken)
+        await world.coordinator.swap(world.request(world.two))
+        await world.until(lambda: world.restart.wanted)
+        assert not world.coordinator.ready()
+        before = len(world.ranks[0].calls)
+
+        world.boot(world.one)
+        await world.until(lambda: world.coordinator.operation("op-1").state.terminal)
+
+        assert world.coordinator.operation("op-1").state is SwapState.ROLLED_BACK
+        assert world.coordinator.ready()
+        assert world.holds(world.one)
+        assert not world.restart.wanted
+        assert before >= 4
+
+
+async def test_without_a_restart_it_ends_in_quarantine(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        world.lose_at("commit", Broken.LOST_AFTER)
+        status = await world.swap(world.two)
+
+        assert status.state is SwapState.QUARANTINED
+        assert world.restart.wanted
+        assert "commit" in world.restart.reason
+        assert world.coordinator.quarantined
+        assert world.coordinator.live is None
+
+
+async def test_answers_that_belong_to_another_call_are_no_answers(tmp_path: Path) -> None:
+    """What vLLM's ranks do after one of them failed: each answer is that to the call before."""
+    world = ExternalWorld(tmp_path)
+    held = wire.encode_answer(wire.Answer(number=1, reply=world.ranks[1].reply()))
+
+    def shifted(answers: list[str]) -> list[str]:
+        nonlocal held
+        answers[1], held = held, answers[1]
+        return answers
+
+    async with world.running():
+        world.control.answers = shifted
+        status = await world.swap(world.two)
+
+    assert status.state is SwapState.ABORTED
+    assert world.restart.wanted
+    assert "answered call" in world.restart.reason
+    assert "commit" not in world.ranks[0].calls
+
+
+async def test_an_engine_that_was_restarted_is_proven_again(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path, reach=20)
+    async with world.running():
+        first = world.coordinator.state().ranks
+        world.control.up = False
+        await world.until(lambda: not world.coordinator.ready())
+        world.boot(world.one)
+        await world.until(world.coordinator.ready)
+
+        second = world.coordinator.state().ranks
+        assert [rank.digest for rank in second] == [world.one.digest] * 2
+        assert {rank.boot_id for rank in first}.isdisjoint({rank.boot_id for rank in second})
+
+
+async def test_an_engine_that_starts_on_another_version_serves_nobody_and_must_restart(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path, reach=20)
+    world.boot(world.two)
+    async with world.starting():
+        await world.until(lambda: world.restart.wanted)
+        assert not world.coordinator.ready()
+
+        world.boot(world.one)
+        await world.until(world.coordinator.ready)
+        assert world.holds(world.one)
+
+
+async def test_an_engine_that_starts_on_another_version_loads_the_right_one_where_it_can(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path, loads_anew=True)
+    world.boot(world.two)
+    async with world.running():
+        assert world.coordinator.ready()
+        assert world.holds(world.one)
+        assert steps(world) == ["barred", "paused", "flush", "load_full", "flush", "set_version"]
+        assert not world.restart.wanted
+
+
+async def test_what_the_engine_loaded_itself_is_not_believed(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path, loads_anew=True)
+    world.boot(world.two)
+    world.control.on_load = lambda digest: None
+    async with world.running():
+        assert not world.coordinator.ready()
+        assert world.restart.wanted
+
+
+async def test_nothing_runs_in_an_engine_that_is_looked_at(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    world.control.policy = RequestPolicy.RECOMPUTE  # a pause that somebody left behind
+    world.control.running = 2
+    world.control.flushes = [False, True]
+    async with world.running():
+        assert world.coordinator.ready()
+        assert world.control.running == 0
+        assert steps(world) == ["barred", "paused", "resume", "flush", "flush", "set_version"]
+
+
+async def test_an_engine_that_does_not_come_to_rest_is_not_believed(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path, call=0.05)
+    world.control.flushes = [False] * 100_000
+    async with world.running():
+        assert not world.coordinator.ready()
+        assert "still runs requests" in world.coordinator.state().message
+        assert "adopt" not in world.ranks[0].calls
+
+
+async def test_a_model_whose_weights_cannot_be_exchanged_says_why(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    world.ranks[1].refuse("its layers keep packed copies")
+    async with world.running():
+        state = world.coordinator.state()
+
+    assert not state.ready
+    assert "rank 1: its layers keep packed copies" in state.message
+    assert not world.restart.wanted
+
+
+async def test_an_engine_without_our_half_says_so(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    world.control.ranks.clear()
+    async with world.running():
+        assert "without modelswap's half" in world.coordinator.state().message
+
+
+async def test_a_swap_that_is_given_up_ends_the_staging_in_the_engine(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        for rank in world.ranks:
+            rank.polls = -1
+        await world.coordinator.swap(world.request(world.two))
+        await world.until(lambda: "stage" in world.ranks[0].calls)
+        await world.cancel("op-1")
+        await world.until(lambda: world.coordinator.operation("op-1").state.terminal)
+
+        assert world.coordinator.operation("op-1").state is SwapState.ABORTED
+        await world.until(lambda: len(world.ranks[0].called_off) == 1)
+        assert "release" in world.ranks[0].calls
+        assert world.coordinator.ready()
+
+
+async def test_live_tensors_are_hashed_on_every_rank(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        await world.backend.hashes("*")
+        world.ranks[1].live["q"] = b"...."
+        found = await world.backend.hashes("q")
+
+    assert found.tensors["q"].startswith("rank 0: ")
+
+
+async def test_an_adoption_that_fails_for_another_reason_is_no_mismatch(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path, loads_anew=True)
+    world.ranks[1].errors["adopt"] = Internal("no memory map")
+    async with world.starting():
+        await world.until(world.coordinator.ready)
+
+    assert "load_full" not in world.control.calls
+    assert ManifestMismatch.code not in world.coordinator.state().message
