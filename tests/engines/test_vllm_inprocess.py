@@ -11,7 +11,7 @@ import torch
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.vllm.control import VllmControl
-from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Client, Ranks, codes, good
+from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Client, Ranks, codes, good, reload
 from tests.support.engines import EngineServer
 from tests.support.models import LOWER, UPPER, Pair, edit_tensor, tiny_llama, write_variant
 from tests.support.orders import digest_of, hashes_of, stage_order
@@ -38,12 +38,6 @@ async def ranks(control: VllmControl, pair: Pair) -> Ranks:
     made = Ranks(control)
     assert good(await made.adopt(pair.old)).reply.digest == digest_of(pair.old)
     return made
-
-
-async def reload(control: VllmControl, folder: Path) -> None:
-    """Have the engine load a version as it would do by itself: what a swap must be equal to."""
-    await control.load_full(str(folder), digest_of(folder), seconds=SECONDS)
-    assert await control.flush(seconds=SECONDS)
 
 
 async def swap(ranks: Ranks, old: Path, new: Path, operation: str) -> None:

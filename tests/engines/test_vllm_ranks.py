@@ -1,4 +1,7 @@
-"""The real vLLM with its model split over two processes: one transaction over both, or none."""
+"""The real vLLM with its model split over two processes: one transaction over both, or none.
+
+It computes in another precision than the checkpoint has, too, so that nothing live is the same as on disk.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +23,8 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def two(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.EngineServer]:
     folder: Path = tmp_path_factory.mktemp("vllm-two")
-    with engines.running(engines.vllm(pair.old, folder, "--tensor-parallel-size", "2")) as server:
+    options = ("--tensor-parallel-size", "2", "--dtype", "bfloat16")
+    with engines.running(engines.vllm(pair.old, folder, *options)) as server:
         yield server
 
 

@@ -13,7 +13,7 @@ import aiohttp
 from modelswap_engine.backends.external.control import EngineControl
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import Stage
-from tests.support.orders import load_order, stage_order
+from tests.support.orders import digest_of, load_order, stage_order
 
 SECONDS = 60.0
 PROMPTS = ("one", "two words", "a third, longer prompt than the others", "4")
@@ -33,9 +33,9 @@ class Client:
             assert answer.status == 200, await answer.text()
             return str((await answer.json())["choices"][0]["text"])
 
-    async def ids(self, prompt: str, *, tokens: int = 24) -> list[int]:
+    async def ids(self, prompt: str, *, tokens: int = 24, model: str = "tiny") -> list[int]:
         """Return the tokens themselves, which vLLM tells when asked."""
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         async with self._session.post(f"{self._url}/v1/completions", json={**body, "return_token_ids": True}) as answer:
             assert answer.status == 200, await answer.text()
             return [int(token) for token in (await answer.json())["choices"][0]["token_ids"]]
@@ -116,6 +116,12 @@ class Ranks:
     async def verify(self, operation: str, *, strict: bool = True) -> list[wire.Answer]:
         """Prove what is live."""
         return await self.outcome(wire.VerifyCall(work=self.work(), operation_id=operation, strict=strict))
+
+
+async def reload(control: EngineControl, folder: Path) -> None:
+    """Have the engine load a version as it would do by itself: what a swap must be equal to."""
+    await control.load_full(str(folder), digest_of(folder), seconds=SECONDS)
+    assert await control.flush(seconds=SECONDS)
 
 
 def good(answers: Sequence[wire.Answer]) -> wire.Answer:

@@ -112,11 +112,11 @@ def tiny_llama(
     return _save(lambda: LlamaForCausalLM(config), directory, seed=seed, dtype=dtype, shard=shard)
 
 
-def tiny_qwen2(directory: Path, *, seed: int = 0, layers: int = 2, dtype: str = "float32") -> Path:
+def tiny_qwen2(directory: Path, *, seed: int = 0, layers: int = 2, hidden: int = 64, dtype: str = "float32") -> Path:
     """Write a Qwen2: biases on q, k and v; output head tied to the embedding."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
-        hidden_size=64,
+        hidden_size=hidden,
         intermediate_size=128,
         num_hidden_layers=layers,
         num_attention_heads=4,
@@ -174,9 +174,9 @@ _SHARED = {
 }
 
 
-def tiny_qwen3(directory: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+def tiny_qwen3(directory: Path, *, seed: int = 0, head_dim: int = 16, dtype: str = "float32") -> Path:
     """Write a Qwen3: norms on queries and keys; output head tied to the embedding."""
-    config = Qwen3Config(**_SHARED, head_dim=16, tie_word_embeddings=True)
+    config = Qwen3Config(**_SHARED, head_dim=head_dim, tie_word_embeddings=True)
     return _save(lambda: Qwen3ForCausalLM(config), directory, seed=seed, dtype=dtype, shard="1GB")
 
 
