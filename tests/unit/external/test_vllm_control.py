@@ -31,10 +31,13 @@ class Canned:
         self.label = "default"
         self.calls: list[str] = []
         self.hang: asyncio.Event | None = None
+        self.connections: list[int] = []
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
         self.calls.append(path)
+        assert request.transport is not None
+        self.connections.append(request.transport.get_extra_info("peername")[1])
         if path == "/version":
             return web.json_response({"version": "0.32.0"})
         if path == "/v1/models":
@@ -157,6 +160,12 @@ async def test_a_flush_and_a_label_that_did_not_happen_are_noticed(canned: Canne
     assert await control.flush(seconds=SECONDS) is False
     with pytest.raises(WorkerLost, match="calls its weights 'default'"):
         await control.set_version("sha256:other", seconds=SECONDS)
+
+
+async def test_no_call_goes_over_a_connection_that_may_be_closing(canned: Canned, control: VllmControl) -> None:
+    for _ in range(3):
+        await control.flush(seconds=SECONDS)
+    assert len(set(canned.connections)) == len(canned.connections) >= 3
 
 
 async def test_nobody_listening_is_not_ready() -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -38,11 +39,13 @@ class AgentSettings:
     Attributes:
         lease_seconds: how long staged tensors stay when nobody asks about them.
         stage_bytes_per_second: upper bound of the rate of staging; 0 means none.
+        share: of a core that each thread may use while the engine has requests; 1 is no bound.
         niceness: how much threads give way to the engine, 0 to 19.
     """
 
     lease_seconds: float = 600.0
     stage_bytes_per_second: int = 0
+    share: float = 0.1
     niceness: int = 10
 
 
@@ -53,9 +56,17 @@ class Agent:
         host: the rank's engine.
         boot_id: of this start of the process.
         settings: how to treat it.
+        busy: says whether the engine has requests to give way to; from any thread.
     """
 
-    def __init__(self, host: Host, *, boot_id: str, settings: AgentSettings | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        boot_id: str,
+        settings: AgentSettings | None = None,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._host = host
         self._boot_id = boot_id
         self._settings = settings or AgentSettings()
@@ -65,7 +76,8 @@ class Agent:
         self._updater: WeightUpdater | None = None
         self._unproven = ""
         self._committed: wire.Answer | None = None
-        self._works = Works(answer=self._failed, niceness=self._settings.niceness)
+        niceness, share = self._settings.niceness, self._settings.share
+        self._works = Works(answer=self._failed, niceness=niceness, share=share, busy=busy)
         self._lease = StagedLease(seconds=self._settings.lease_seconds, expired=self._expire)
 
     def answer(self, text: str) -> str:

@@ -18,8 +18,15 @@ MOST_LEFT: Final = 4
 class Counting(Pace):
     """A pace that remembers how many bytes went by."""
 
-    def __init__(self, *, bytes_per_second: int = 0, niceness: int = 0) -> None:
-        super().__init__(bytes_per_second=bytes_per_second, niceness=niceness)
+    def __init__(
+        self,
+        *,
+        bytes_per_second: int = 0,
+        niceness: int = 0,
+        share: float = 1.0,
+        busy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__(bytes_per_second=bytes_per_second, niceness=niceness, share=share, busy=busy)
         self.nbytes = 0
 
     def spend(self, nbytes: int) -> None:

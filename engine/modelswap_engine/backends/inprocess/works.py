@@ -46,12 +46,23 @@ class Works:
     Args:
         answer: makes the answer about an operation, with what went wrong.
         niceness: how much the threads give way to the engine.
+        share: of a core that each may use while the engine is ``busy`` and was not promised to be still.
+        busy: says whether it has requests; from any thread.
     """
 
-    def __init__(self, *, answer: Callable[[str, Exception | None], wire.Answer], niceness: int) -> None:
+    def __init__(
+        self,
+        *,
+        answer: Callable[[str, Exception | None], wire.Answer],
+        niceness: int,
+        share: float,
+        busy: Callable[[], bool],
+    ) -> None:
         self.changes, self.inquiries = Lane(), Lane()
         self._answer = answer
         self._niceness = niceness
+        self._share = share
+        self._busy = busy
         self._left = LeftBehind()
 
     def begin(
@@ -67,7 +78,9 @@ class Works:
             lane.refuse_if_running()
             self._left.refuse_to_pile_up()
             lane.work, lane.operation_id, lane.still, lane.answer = work, operation_id, still, None
-            lane.job = Job(body, Counting(bytes_per_second=rate, niceness=self._niceness))
+            share = 1.0 if still else self._share
+            pace = Counting(bytes_per_second=rate, niceness=self._niceness, share=share, busy=self._busy)
+            lane.job = Job(body, pace)
         return self.progress(work)
 
     def progress(self, work: str) -> wire.Answer:

@@ -36,7 +36,7 @@ class VllmControl:
 
     Args:
         url: where it listens.
-        session: used for all requests; closed with the control.
+        session: used for all requests, and by nobody else; closed with the control.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
@@ -93,9 +93,10 @@ class VllmControl:
     async def alive(self, *, seconds: float) -> bool:
         """Ask for its health, which is bad once the process that computes is gone."""
         try:
-            async with asyncio.timeout(seconds), self._session.get(f"{self._url}/health") as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                status, _ = await self._send("GET", "/health")
+                return status == 200
+        except (NotReady, WorkerLost, TimeoutError):
             self._away = True
             return False
 
@@ -215,8 +216,10 @@ class VllmControl:
         return found if isinstance(found, dict) else {}
 
     async def _send(self, verb: str, path: str, **options: Any) -> tuple[int, str]:
+        # A connection that was kept may be closed just as it is used again; then nobody knows whether the call arrived.
+        alone = {"Connection": "close"}
         try:
-            async with self._session.request(verb, f"{self._url}{path}", **options) as answer:
+            async with self._session.request(verb, f"{self._url}{path}", headers=alone, **options) as answer:
                 return answer.status, await answer.text()
         except aiohttp.ClientConnectorError as error:
             self._away = True

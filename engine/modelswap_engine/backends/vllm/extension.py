@@ -22,7 +22,8 @@ class _Extension:
         """Carry a call out in this rank, between two steps; never raises."""
         here: dict[str, Any] = self.__dict__
         if _AGENT not in here:
-            here[_AGENT] = Agent(VllmHost(self), boot_id=uuid.uuid4().hex)
+            host = VllmHost(self)
+            here[_AGENT] = Agent(host, boot_id=uuid.uuid4().hex, busy=host.busy)
         agent: Agent = here[_AGENT]
         return agent.answer(text)
 

@@ -70,6 +70,15 @@ class VllmHost:
         model: torch.nn.Module = self._worker.get_model()
         return model
 
+    def busy(self) -> bool:
+        """Say whether requests are in the model's batch; where vLLM does not tell, they may be."""
+        runner = self._worker.model_runner
+        for owner, name in ((runner, "requests"), (getattr(runner, "req_states", None), "req_id_to_index")):
+            requests = getattr(owner, name, None)
+            if requests is not None:
+                return bool(requests)
+        return True
+
     def live(self) -> Mapping[str, torch.nn.Module]:
         """Return the live modules; of one with adapters the layer that they are wrapped around, which comes later."""
         return {name.replace(_WRAPPED, ""): module for name, module in self._model().named_modules()}
