@@ -177,9 +177,11 @@ class LabHost:
 class Lab:
     """An engine, our half in it, and somebody who calls it as the sidecar does."""
 
-    def __init__(self, host: LabHost, *, settings: AgentSettings | None = None) -> None:
+    def __init__(
+        self, host: LabHost, *, settings: AgentSettings | None = None, busy: Callable[[], bool] = lambda: False
+    ) -> None:
         self.host = host
-        self.agent = Agent(host, boot_id="boot", settings=settings)
+        self.agent = Agent(host, boot_id="boot", settings=settings, busy=busy)
         self._number = 0
 
     def call(self, call: wire.Call) -> wire.Answer:

@@ -254,6 +254,21 @@ def test_staged_tensors_are_dropped_when_nobody_asks_about_them(old: Path, new: 
     assert error_of(lab.call(wire.PrepareCall(operation_id="op"))) == "NotFound"
 
 
+def test_staging_gives_way_to_requests_and_what_needs_a_still_engine_does_not(old: Path, new: Path) -> None:
+    asked: list[None] = []
+
+    def busy() -> bool:
+        asked.append(None)
+        return False
+
+    lab = Lab(LabHost(old), busy=busy)
+    lab.adopt(old)
+    lab.outcome(wire.HashesCall(work="h", pattern="*", still=True))
+    assert not asked
+    lab.outcome(wire.StageCall(work="w", order=lab.order(old, new, "op")))
+    assert asked
+
+
 def test_memory_counts_packed_weights(lab: Lab, old: Path, new: Path) -> None:
     before = lab.call(wire.MemoryCall()).memory
     list(lab.swap(old, new, "op"))

@@ -1,0 +1,102 @@
+"""The backend port over the real vLLM: what the coordinator calls, and what the engine's clients see of it."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from modelswap_engine.backends.external.backend import ExternalBackend
+from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.port import Load, RequestPolicy, StageRetained
+from modelswap_engine.backends.vllm.control import VllmControl
+from tests.support.engine_ranks import SECONDS, Client
+from tests.support.engines import EngineServer
+from tests.support.models import LOWER, UPPER, Pair
+from tests.support.orders import accepted, digest_of, load_order, stage_order
+
+pytestmark = pytest.mark.engine
+
+
+class NoRequests:
+    """The clients of this test send nothing while weights change, as behind a closed gate."""
+
+    def running(self) -> int:
+        return 0
+
+    def end(self) -> int:
+        return 0
+
+    def barred(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def wish() -> RestartWish:
+    return RestartWish()
+
+
+@pytest.fixture
+async def backend(vllm: EngineServer, wish: RestartWish) -> AsyncIterator[ExternalBackend]:
+    async def materialise(order: Load) -> str:
+        return order.directory  # the checkpoint lies where the engine sees it
+
+    control = VllmControl(vllm.url, aiohttp.ClientSession())
+    made = ExternalBackend(control, requests=NoRequests(), restart=wish, materialise=materialise)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def client(vllm: EngineServer, session: aiohttp.ClientSession) -> Client:
+    return Client(session, vllm.url)
+
+
+async def exchange(backend: ExternalBackend, operation: str) -> str:
+    """Go from staged to serving; return the digest that was proven."""
+    accepted(await backend.prepare(operation))
+    accepted(await backend.pause(operation, timeout=SECONDS, policy=RequestPolicy.NONE_RUNNING))
+    assert accepted(await backend.commit(operation, RequestPolicy.NONE_RUNNING)).method == "pointer"
+    proven = accepted(await backend.verify(operation, strict=True)).digest
+    accepted(await backend.resume(operation))
+    return proven
+
+
+async def test_a_whole_swap_and_back_without_reading(
+    backend: ExternalBackend, client: Client, pair: Pair, wish: RestartWish, vllm: EngineServer
+) -> None:
+    old, new = digest_of(pair.old), digest_of(pair.new)
+    assert accepted(await backend.load(load_order(pair.old))).digest == old
+    assert {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.v_proj.weight"} <= {
+        name for group in backend.layout().groups for name in group if len(group) == 3
+    }
+    before = await client.texts()
+    order = stage_order(pair.old, pair.new, operation_id="there", groups=backend.layout().groups)
+    accepted(await backend.stage(order))
+    assert await exchange(backend, "there") == new
+    assert set("".join(await client.texts())) <= set(UPPER)
+    assert await label(vllm) == new
+    accepted(await backend.release("there", previous=False))
+
+    accepted(await backend.stage(StageRetained(operation_id="back", digest=old, directory=str(pair.old))))
+    assert await exchange(backend, "back") == old
+    assert await client.texts() == before
+    accepted(await backend.rollback("back"))
+    assert accepted(await backend.verify("back", strict=True)).digest == new
+    assert set("".join(await client.texts())) <= set(UPPER)
+    assert not wish.wanted
+
+
+async def test_an_engine_on_another_version_loads_the_right_one_and_proves_it(
+    backend: ExternalBackend, client: Client, pair: Pair
+) -> None:
+    for folder, letters in ((pair.new, UPPER), (pair.old, LOWER)):
+        assert accepted(await backend.load(load_order(folder))).digest == digest_of(folder)
+        assert set("".join(await client.texts())) <= set(letters)
+        assert [rank.digest for rank in backend.ranks()] == [digest_of(folder)]
+
+
+async def label(server: EngineServer) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/weight_info") as answer:
+        return str((await answer.json())["weight_version"])
