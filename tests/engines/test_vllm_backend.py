@@ -1,21 +1,30 @@
 """The backend port over the real vLLM: what the coordinator calls, and what the engine's clients see of it."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from modelswap_engine.backends.external.backend import ExternalBackend
 from modelswap_engine.backends.external.restart import RestartWish
-from modelswap_engine.backends.port import Load, RequestPolicy, StageRetained
+from modelswap_engine.backends.external.settings import ExternalSettings
+from modelswap_engine.backends.port import Load, Reply, RequestPolicy, StageRetained
 from modelswap_engine.backends.vllm.control import VllmControl
+from modelswap_engine.protocol.errors import ErrorBody, NotFound, from_body
+from tests.support import engines
 from tests.support.engine_ranks import SECONDS, Client
 from tests.support.engines import EngineServer
 from tests.support.models import LOWER, UPPER, Pair
 from tests.support.orders import accepted, digest_of, load_order, stage_order
 
 pytestmark = pytest.mark.engine
+
+UNI = ("--distributed-executor-backend", "uni")
 
 
 class NoRequests:
@@ -95,6 +104,41 @@ async def test_an_engine_on_another_version_loads_the_right_one_and_proves_it(
         assert accepted(await backend.load(load_order(folder))).digest == digest_of(folder)
         assert set("".join(await client.texts())) <= set(letters)
         assert [rank.digest for rank in backend.ranks()] == [digest_of(folder)]
+
+
+async def test_a_killed_engine_is_missed_and_its_next_start_is_taken_over(
+    pair: Pair, tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    port = engines.free_port()
+    control = VllmControl(f"http://127.0.0.1:{port}", aiohttp.ClientSession())
+    settings = ExternalSettings(watch=0.2, answer=5.0, misses=2, call=SECONDS)
+    backend = ExternalBackend(control, requests=NoRequests(), restart=RestartWish(), settings=settings)
+    await backend.start()
+    try:
+        with engines.running(engines.vllm(pair.old, tmp_path / "first", *UNI, port=port)) as first:
+            accepted(await backend.load(load_order(pair.old)))
+            boot = backend.ranks()[0].boot_id
+            order = stage_order(pair.old, pair.new, operation_id="op", groups=backend.layout().groups)
+            accepted(await backend.stage(order))
+            os.killpg(first.pid, signal.SIGKILL)
+            async with asyncio.timeout(SECONDS):
+                while backend.ranks()[0].alive:
+                    await asyncio.sleep(0.05)  # it is the backend that asks the engine
+            assert not backend.ranks()[0].digest
+        with engines.running(engines.vllm(pair.old, tmp_path / "second", *UNI, port=port)):
+            assert accepted(await backend.load(load_order(pair.old))).boot_id != boot
+            with pytest.raises(NotFound):
+                raise from_body(error_of(await backend.prepare("op")))
+            texts = await Client(session, f"http://127.0.0.1:{port}").texts()
+            assert set("".join(texts)) <= set(LOWER)
+    finally:
+        await backend.stop()
+
+
+def error_of(replies: Sequence[Reply]) -> ErrorBody:
+    (reply,) = replies
+    assert reply.error is not None
+    return reply.error
 
 
 async def label(server: EngineServer) -> str:

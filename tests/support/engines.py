@@ -119,9 +119,9 @@ def running(server: EngineServer) -> Iterator[EngineServer]:
         server.stop()
 
 
-def vllm(model: Path, folder: Path, *options: str, name: str = "tiny") -> EngineServer:
-    """Start vLLM on a checkpoint, with our half in its workers and its control routes."""
-    port = free_port()
+def vllm(model: Path, folder: Path, *options: str, name: str = "tiny", port: int = 0) -> EngineServer:
+    """Start vLLM on a checkpoint, with our half in its workers and its control routes; port 0 is any."""
+    port = port or free_port()
     python = environment("vllm") / "bin" / "python"
     command = [
         str(python), str(HACK / "engines" / "serve_vllm.py"), "--model", str(model), "--served-model-name", name,
