@@ -173,3 +173,47 @@ async def test_killed_worker_and_killed_front_come_back_with_their_adapters(serv
     assert "model_not_found" in str((await say(served, "b")).error)
     assert states(served) == {"a": "Ready"}
     assert makers(await say(served, "tiny")) == {"1.0"}
+
+
+async def both_say(served: Served, name: str) -> list[str]:
+    """Ask twice at a time, which reaches both replicas, and return what they say."""
+    begun = [asyncio.Event() for _ in range(2)]
+    asked = [asyncio.create_task(say(served, name, tokens=300, begun=event)) for event in begun]
+    for event in begun:
+        await event.wait()
+    assert [rank.running for rank in served.state().ranks] == [1, 1], "each replica got one"
+    return sorted({letter for answer in await asyncio.gather(*asked) for letter in answer.text or answer.failure})
+
+
+async def test_replicas_serve_adapters_while_one_of_them_is_killed(tmp_path: Path, pair: Path, spoken: Path) -> None:
+    options = ["--version", "1.0", "--lora-slots", "2", "--lora-max-rank", "8", "--data-parallel", "2"]
+    served = Served(tmp_path / "pod", pair / "v1", options=options, roots=[pair])
+    try:
+        served.start().wait_ready()
+        await load(served, "a", spoken / "k", "--pinned")
+        await load(served, "b", spoken / "z")
+        assert await both_say(served, "a") == ["k"]
+        ranks = served.state().ranks
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        while served.state().ranks[1].alive:
+            await asyncio.sleep(0.01)
+        # The replica that is left has its adapters, takes new ones and lets others go.
+        assert [(await say(served, name)).text for name in ("a", "b")] == ["k" * 24, "z" * 24]
+        assert set(states(served).values()) == {"Ready"}
+        await command(served, "adapter", "unload", "b")
+        await load(served, "c", spoken / "x")
+        assert (await say(served, "c")).text == "x" * 24
+        while served.state().restarts == 0:
+            assert (await say(served, "a", tokens=4)).text == "kkkk"
+        assert (served.state().ranks[0].pid, served.state().ranks[0].restarts) == (ranks[0].pid, 0)
+        # The one that came back has what the other has.
+        assert [await both_say(served, name) for name in ("a", "c")] == [["k"], ["x"]]
+        await load(served, "a", spoken / "q")
+        assert await both_say(served, "a") == ["q"]
+        for name in ("a", "c"):
+            await command(served, "adapter", "unload", name)
+        assert "model_not_found" in str((await say(served, "a")).error)
+        assert states(served) == {}
+    finally:
+        served.stop()
+        print(served.tail(lines=100))

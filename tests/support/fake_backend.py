@@ -70,6 +70,7 @@ class FakeBackend:
         limit: bytes that the engine may use, -1 for no limit.
         instance: bytes that a second instance takes beside the tensors.
         lost: with replicas (each of its ranks is one): the ranks that are dead while the others live.
+        astray: tensors that only one rank has other bytes of, by rank.
     """
 
     def __init__(self, *, read: Callable[[TensorRange], bytes], ranks: int = 2, replicas: bool = False) -> None:
@@ -77,6 +78,7 @@ class FakeBackend:
         self._size = ranks
         self._replicas = replicas
         self.lost: set[int] = set()
+        self.astray: dict[int, Tensors] = {}
         self._starts: Counter[int] = Counter()
         self._boots = 0
         self._alive = False
@@ -133,7 +135,8 @@ class FakeBackend:
     async def load(self, order: Load) -> Sequence[Reply]:
         if not self._alive:
             await self.start()
-        kept = order.keep_proven and self.lost and self.digest == order.digest
+        kept = order.keep_proven and bool(self.lost) and len(self.lost) < self._size and self.digest == order.digest
+        living = set(range(self._size)) - self.lost if kept else set()
         if not kept:
             self._clear()
 
@@ -143,8 +146,10 @@ class FakeBackend:
             self.digest = order.digest
             self._starts.update(self.lost)
             self.lost.clear()
+            self._set_right(self.live)
 
-        return await self._step("load", order.operation_id, act)
+        replies = await self._step("load", order.operation_id, act)
+        return [replace(reply, kept=reply.rank in living) for reply in replies]
 
     async def settle(self, operation_id: str, digest: str) -> Sequence[Reply]:
         self.steps.append("settle")
@@ -161,6 +166,17 @@ class FakeBackend:
 
     def _reply(self, rank: int, operation_id: str, digest: str) -> Reply:
         return Reply(operation_id=operation_id, rank=rank, boot_id=self._boot_id(rank), digest=digest)
+
+    def _set_right(self, tensors: Tensors) -> None:
+        self.astray = {
+            rank: left
+            for rank, held in self.astray.items()
+            if (left := {name: data for name, data in held.items() if name not in tensors})
+        }
+
+    @property
+    def _numbers(self) -> range:
+        return range(self._size)
 
     def _boot_id(self, rank: int) -> str:
         return f"boot-{self._boots}.{self._starts[rank]}"
@@ -252,6 +268,7 @@ class FakeBackend:
             _, digest, tensors = self.staged
             old = {name: self.live[name] for name in tensors}
             self.live, self.wanted = self.live | tensors, self.wanted | tensors
+            self._set_right(tensors)
             self.undo = (self.digest, old)
             self.previous = (self.digest, old)
             self.digest, self.staged, self.committed = digest, None, operation_id
@@ -315,8 +332,14 @@ class FakeBackend:
         await self._step("hashes", "", lambda: None)
         found = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
         lossy = sorted(self.lossy & found.keys())
+        disagreed = {
+            name: {rank: sha256(self.astray.get(rank, self.live).get(name, self.live[name])) for rank in self._numbers}
+            for name in found.keys() & {name for tensors in self.astray.values() for name in tensors}
+        }
         return Hashes(
-            tensors={name: value for name, value in found.items() if name not in self.lossy},
+            tensors={name: value for name, value in found.items() if name not in self.lossy | disagreed.keys()},
+            ranks=tuple(self._numbers),
+            disagreed=disagreed,
             bytes=_size(self.live),
             seconds=0.1,
             unverifiable=tuple(lossy),

@@ -357,6 +357,12 @@ def flip_byte(directory: Path, name: str, *, position: int = 0) -> Path:
     return directory
 
 
+def expert_gates(directory: Path) -> list[str]:
+    """Return the gates of all experts of a checkpoint, which one runtime parameter is made of."""
+    ends = (".w1.weight", ".gate_proj.weight")
+    return [name for name in tensor_names(directory) if ".experts." in name and name.endswith(ends)]
+
+
 def tensor_names(directory: Path) -> list[str]:
     """Return the names of all tensors of a checkpoint, sorted."""
     names: list[str] = []

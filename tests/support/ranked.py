@@ -6,7 +6,7 @@ from pathlib import Path
 
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
-from modelswap_engine.protocol.messages import CheckRequest, Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
@@ -31,6 +31,7 @@ class Ranked:
         self._faults = folder / "faults"
         self._faults.write_text("")
         self._numbers = iter(range(1, 1000))
+        self.out = folder / "out"
         self.backend = EmbeddedBackend(settings, environ={**os.environ, "MODELSWAP_FAULT": f"file:{self._faults}"})
         clock = SystemClock()
         self.coordinator = Coordinator(
@@ -40,8 +41,14 @@ class Ranked:
             gate=Gate(clock=clock, max_queue=64),
             clock=clock,
             settings=SwapSettings(
-                state_dir=folder, propagation_seconds=0.0, probe_seconds=0.0, poll_seconds=0.1, pause_seconds=5.0
+                state_dir=folder,
+                propagation_seconds=0.0,
+                probe_seconds=0.0,
+                poll_seconds=0.1,
+                pause_seconds=5.0,
+                export_roots=(self.out,),
             ),
+            transfers=self.backend,
         )
 
     async def start(self, directory: Path, version: str) -> "Ranked":
@@ -73,6 +80,15 @@ class Ranked:
                 return
             await asyncio.sleep(0.02)
 
+    async def assert_holds(self, directory: Path) -> CheckResult:
+        """All ranks hold exactly these bytes, and agree on it."""
+        await self.whole()
+        checked = await self.coordinator.check(CheckRequest())
+        assert checked.ok, checked.mismatched
+        assert (checked.disagreed, checked.ranks) == ({}, [rank.rank for rank in self.coordinator.state().ranks])
+        assert {name: value.removeprefix("sha256:") for name, value in checked.tensors.items()} == hashes_of(directory)
+        return checked
+
     async def assert_serves(self, directory: Path, version: str) -> None:
         """All ranks hold exactly these bytes, by their own proof and by the file's hashes, and answer from them."""
         await self.whole()
@@ -82,6 +98,4 @@ class Ranked:
         # As many at a time as there are ranks reach every replica.
         texts = await asyncio.gather(*(answer(self.backend, f"{version} {n}", tokens=6) for n in state.ranks))
         assert {max(text) < 132 for text in texts} == {version == "1.0"}
-        checked = await self.coordinator.check(CheckRequest())
-        assert checked.ok, checked.mismatched
-        assert {name: value.removeprefix("sha256:") for name, value in checked.tensors.items()} == hashes_of(directory)
+        await self.assert_holds(directory)

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
 from torch.distributed.rendezvous import rendezvous
 
-port, weights, names, how = sys.argv[1], sys.argv[2], sys.argv[3].split(","), sys.argv[4]
+port, weights, names, how, size = sys.argv[1], sys.argv[2], sys.argv[3].split(","), sys.argv[4], int(sys.argv[5])
 timeout = timedelta(seconds=60)
-store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, 2, timeout=timeout))
+store, rank, size = next(rendezvous(f"tcp://127.0.0.1:{port}", 0, size, timeout=timeout))
 group, _ = _new_process_group_helper(
-    2, 0, [], "gloo", PrefixStore("weights", store), group_name="weights", timeout=timeout
+    size, 0, [], "gloo", PrefixStore("weights", store), group_name="weights", timeout=timeout
 )
-_world.pg_group_ranks[group] = {0: 0, 1: 1}
+_world.pg_group_ranks[group] = {member: member for member in range(size)}
 tensors = [load_file(weights)[name] for name in names]
 if how == "leave":
     tensors = tensors[:1]
@@ -34,17 +34,18 @@ sys.stdin.readline()
 
 
 @contextlib.contextmanager
-def trainer(port: int, weights: Path, names: list[str], how: str) -> Iterator[None]:
-    """Broadcast tensors of a checkpoint as rank 0 of a group of two that meets on a loopback port.
+def trainer(port: int, weights: Path, names: list[str], how: str, *, size: int = 2) -> Iterator[None]:
+    """Broadcast tensors of a checkpoint as rank 0 of a group that meets on a loopback port.
 
     Args:
         port: where it listens.
         weights: the checkpoint folder.
         names: what is sent, in this order.
         how: ``single`` or ``flattened``; ``leave`` sends the first and then goes away without a word.
+        size: members of the group.
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(port), str(weights / "model.safetensors"), ",".join(names), how],
+        [sys.executable, "-c", TRAINER, str(port), str(weights / "model.safetensors"), ",".join(names), how, str(size)],
         stdin=subprocess.PIPE,
         env={"PATH": "/usr/bin:/bin", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
     )

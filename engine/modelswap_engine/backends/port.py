@@ -52,7 +52,8 @@ class Load(Record, frozen=True, kw_only=True):
 
     ``directory`` holds the side files (config, tokenizer) of the version, ``tensors`` all its tensors. With
     ``keep_proven`` replicas that live and have proven this very version are left as they are, with the requests that
-    they run: only the others are loaded.
+    they run and the adapters that they hold: only the others are loaded, and get the same adapters. Tensors without a
+    path are taken from one of those that are kept.
     """
 
     operation_id: str
@@ -111,7 +112,8 @@ class Reply(Record, frozen=True, kw_only=True):
 
     ``seconds`` is the time inside the rank. ``staged_bytes`` what staging holds, ``fetched_bytes`` what was read,
     ``commit_microseconds`` the commit window as the rank measured it between two steps, ``requests`` how many
-    running requests were affected, ``method`` how tensors became live (``pointer`` or ``copy``).
+    running requests were affected, ``method`` how tensors became live (``pointer`` or ``copy``), ``kept`` says that a
+    load left the rank as it was.
     """
 
     operation_id: str
@@ -125,6 +127,7 @@ class Reply(Record, frozen=True, kw_only=True):
     requests: int = 0
     method: str = ""
     digest: str = ""
+    kept: bool = False
 
 
 class Layout(Record, frozen=True, kw_only=True):
@@ -143,13 +146,14 @@ class Layout(Record, frozen=True, kw_only=True):
 class RuntimeHash(Record, frozen=True, kw_only=True):
     """A parameter whose checkpoint bytes cannot be had back: its own sha256 (64 hex), and the one it must have.
 
-    ``sources`` are the checkpoint tensors that it is made of.
+    ``sources`` are the checkpoint tensors that it is made of, ``ranks`` those on which it is not what it must be.
     """
 
     name: str
     sources: tuple[str, ...]
     expected: str
     actual: str
+    ranks: tuple[int, ...] = ()
 
 
 class Hashes(Record, frozen=True, kw_only=True):
@@ -160,7 +164,8 @@ class Hashes(Record, frozen=True, kw_only=True):
 
     Where ranks hold slices of a tensor, each hashes its own and compares it with the hash of the same slice of the
     checkpoint's bytes, taken when the whole had just been proven; if all are right the answer is the hash of the whole.
-    Ranks that do not agree on a tensor answer with what each has: no hash, and so never the right one.
+    ``ranks`` are those who answered. A tensor on which they do not agree is not in ``tensors`` but in ``disagreed``,
+    with what each of them has ("" for one that has nothing).
     """
 
     tensors: dict[str, str]
@@ -168,6 +173,12 @@ class Hashes(Record, frozen=True, kw_only=True):
     seconds: float
     unverifiable: tuple[str, ...] = ()
     runtime: tuple[RuntimeHash, ...] = ()
+    ranks: tuple[int, ...] = (0,)
+    disagreed: dict[str, dict[int, str]] = {}
+
+    def by_rank(self, name: str) -> dict[int, str]:
+        """Return what each rank has of a tensor; "" for nothing."""
+        return self.disagreed.get(name) or dict.fromkeys(self.ranks, self.tensors.get(name, ""))
 
 
 class Sampling(Record, frozen=True, kw_only=True):

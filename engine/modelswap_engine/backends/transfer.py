@@ -6,10 +6,28 @@ goes the way of every version. One order, one answer per rank, each bounded in t
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from modelswap_engine.backends.port import Record, RequestPolicy, TensorRange
 from modelswap_engine.protocol.errors import ErrorBody
+
+_MEMORY: Final = "memory:"
+
+
+def memory_of(process: int, descriptor: int) -> str:
+    """Return the path of a :class:`TensorRange` in anonymous memory that a process of this engine has open.
+
+    No path of a source begins like this.
+    """
+    return f"{_MEMORY}{process}:{descriptor}"
+
+
+def memory_path(path: str) -> str | None:
+    """Return where the system shows such memory; None for any other path."""
+    if not path.startswith(_MEMORY):
+        return None
+    process, descriptor = map(int, path.removeprefix(_MEMORY).split(":"))
+    return f"/proc/{process}/fd/{descriptor}"
 
 
 class ReceiveFiles(Record, frozen=True, kw_only=True, tag=True):
@@ -35,6 +53,7 @@ class TensorSpec(Record, frozen=True, kw_only=True):
 class JoinGroup(Record, frozen=True, kw_only=True, tag=True):
     """Meet others in a process group at an address; a rank joins at ``rank`` plus its own number.
 
+    With ``sends`` only the first rank joins, at ``rank``: weights leave through it, and nothing is received there.
     ``backend`` is ``gloo`` (tensors in host memory) or ``nccl`` (in the device's).
     """
 
@@ -44,6 +63,7 @@ class JoinGroup(Record, frozen=True, kw_only=True, tag=True):
     rank: int
     size: int
     backend: str = "gloo"
+    sends: bool = False
     seconds: float
 
 
@@ -83,6 +103,15 @@ class WriteFile(Record, frozen=True, kw_only=True, tag=True):
     tensors: tuple[TensorRange, ...]
 
 
+class FillMemory(Record, frozen=True, kw_only=True, tag=True):
+    """Write live tensors into shared memory, each at the offset that its range says, proven by its hash.
+
+    What one replica holds is brought to another like this.
+    """
+
+    tensors: tuple[TensorRange, ...]
+
+
 class ReadTensor(Record, frozen=True, kw_only=True, tag=True):
     """Read the first rows of one live tensor."""
 
@@ -96,9 +125,10 @@ class FlushCache(Record, frozen=True, kw_only=True, tag=True):
     policy: RequestPolicy
 
 
-TransferOrder = (
-    ReceiveFiles | JoinGroup | LeaveGroup | ReceiveBroadcast | SendBroadcast | WriteFile | ReadTensor | FlushCache
-)
+Outgoing = SendBroadcast | WriteFile | FillMemory | ReadTensor
+"""Orders to give weights out: one replica is enough."""
+
+TransferOrder = ReceiveFiles | JoinGroup | LeaveGroup | ReceiveBroadcast | FlushCache | Outgoing
 
 
 class ReceivedTensor(Record, frozen=True, kw_only=True):
@@ -139,4 +169,4 @@ class Transfers(Protocol):
     """
 
     async def transfer(self, order: TransferOrder, *, timeout: float) -> Sequence[TransferReply]:
-        """Carry out one order on every rank."""
+        """Carry out one order on every rank, or on those of one replica where weights leave."""

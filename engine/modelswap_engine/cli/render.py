@@ -6,7 +6,7 @@ from rich.text import Text
 
 from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterStatus
 from modelswap_engine.protocol.engine_state import AuditState, CheckState, EngineState, LockState, MemoryState
-from modelswap_engine.protocol.messages import CheckResult, Plan, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import CheckResult, Plan, SwapStatus, TensorCheck, VersionRef
 
 
 def out(renderable: RenderableType) -> None:
@@ -195,11 +195,15 @@ def check(found: CheckResult) -> RenderableType:
     head = f"{verdict}: {amount}, version {found.digest[:19]}"
     lines: list[RenderableType] = [Text(head, style="" if found.ok else "red")]
     lines += [
-        Text(f"{item.name} ({item.coordinates} coordinates): expected {item.expected}, live {item.actual}")
+        Text(f"{item.name} ({item.coordinates} coordinates): expected {item.expected}, live {item.actual}{_on(item)}")
         for item in found.mismatched
     ]
     lines += [Text(f"not read by the engine: {', '.join(found.unread)}")] if found.unread else []
     return Group(*lines)
+
+
+def _on(item: TensorCheck) -> str:
+    return f" on rank {', '.join(map(str, item.ranks))}" if item.ranks else ""
 
 
 def adapter(status: AdapterStatus) -> RenderableType:

@@ -177,18 +177,23 @@ class Coordinates(StrEnum):
 
 
 class TensorCheck(Message, frozen=True, kw_only=True):
-    """One live tensor against what the live version says about it."""
+    """One live tensor against what the live version says about it; ``ranks`` are those that hold ``actual``.
+
+    Ranks that hold different wrong bytes are told of one by one.
+    """
 
     name: str
     expected: str
     actual: str
+    ranks: list[int] = []
     coordinates: Coordinates = Coordinates.CHECKPOINT
 
 
 class CheckResult(Message, frozen=True, kw_only=True):
     """``ok`` means every checked tensor is byte for byte what the live version's manifest (or the snapshot) says.
 
-    ``tensors`` (name → sha256 as read back from live memory) lets a caller compare with a manifest of its own.
+    ``tensors`` (name → sha256 as read back from live memory) lets a caller compare with a manifest of its own. It
+    holds what all ``ranks`` agree on; ``disagreed`` says of the other tensors what each rank has.
     ``runtime`` are hashes of parameters that cannot be had back as the checkpoint has them; ``unread`` names checkpoint
     tensors that the engine does not read, so that nothing live depends on them.
     """
@@ -200,6 +205,8 @@ class CheckResult(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
     mismatched: list[TensorCheck] = []
     tensors: dict[str, str] = {}
+    ranks: list[int] = []
+    disagreed: dict[str, dict[int, str]] = {}
     runtime: dict[str, str] = {}
     unread: list[str] = []
 

@@ -21,7 +21,8 @@ class GroupBackend(StrEnum):
 class JoinGroupRequest(Message, frozen=True, kw_only=True):
     """``POST /groups``: meet the other members of a process group; answers when all are there.
 
-    The member with rank 0 listens at ``address`` and ``port``. This engine's ranks take the places from ``rank`` on.
+    The member with rank 0 listens at ``address`` and ``port``. This engine's ranks take the places from ``rank`` on;
+    with ``sends``, for weights that leave, its first rank alone takes ``rank``.
     """
 
     group: GroupName
@@ -30,6 +31,7 @@ class JoinGroupRequest(Message, frozen=True, kw_only=True):
     rank: Annotated[int, msgspec.Meta(ge=0, le=MOST_MEMBERS)]
     size: Annotated[int, msgspec.Meta(ge=2, le=MOST_MEMBERS)]
     backend: GroupBackend = GroupBackend.GLOO
+    sends: bool = False
     seconds: Bound = 120.0
 
 

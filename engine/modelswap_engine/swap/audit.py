@@ -28,19 +28,29 @@ def compare(manifest: Manifest, hashes: Hashes, *, groups: Iterable[Iterable[str
         if entry.name in read and fnmatch.fnmatchcase(entry.name, pattern) and entry.name not in hashes.unverifiable
     }
     return [
-        *_differences(expected, hashes.tensors),
+        *_differences(expected, hashes),
         *(
-            TensorCheck(name=item.name, expected=item.expected, actual=item.actual, coordinates=Coordinates.RUNTIME)
+            TensorCheck(
+                name=item.name,
+                expected=item.expected,
+                actual=item.actual,
+                ranks=list(item.ranks or hashes.ranks),
+                coordinates=Coordinates.RUNTIME,
+            )
             for item in hashes.runtime
             if item.actual != item.expected
         ),
     ]
 
 
-def _differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> Iterable[TensorCheck]:
-    for name in sorted(expected.keys() | actual.keys()):
-        if expected.get(name, "") != actual.get(name, ""):
-            yield TensorCheck(name=name, expected=expected.get(name, ""), actual=actual.get(name, ""))
+def _differences(expected: Mapping[str, str], hashes: Hashes) -> Iterable[TensorCheck]:
+    for name in sorted(expected.keys() | hashes.tensors.keys() | hashes.disagreed.keys()):
+        wanted, wrong = expected.get(name, ""), dict[str, list[int]]()
+        for rank, actual in sorted(hashes.by_rank(name).items()):
+            if actual != wanted:
+                wrong.setdefault(actual, []).append(rank)
+        for actual, ranks in wrong.items():
+            yield TensorCheck(name=name, expected=wanted, actual=actual, ranks=ranks)
 
 
 async def check(core: Core, version: Version, pattern: str, *, bytes_per_second: int = 0) -> CheckResult:
@@ -64,11 +74,13 @@ async def check(core: Core, version: Version, pattern: str, *, bytes_per_second:
     return CheckResult(
         digest=version.digest,
         ok=not mismatched,
-        checked=len(hashes.tensors) + len(hashes.runtime),
+        checked=len(hashes.tensors) + len(hashes.disagreed) + len(hashes.runtime),
         bytes=hashes.bytes,
         seconds=hashes.seconds,
         mismatched=mismatched,
         tensors=hashes.tensors,
+        ranks=list(hashes.ranks),
+        disagreed=hashes.disagreed,
         runtime={item.name: item.actual for item in hashes.runtime},
         unread=sorted(set(hashes.unverifiable) - {name for group in core.engine.groups() for name in group}),
     )
@@ -84,17 +96,18 @@ def remembered(result: CheckResult, request: CheckRequest, *, finished_at: str) 
         tensors=result.checked,
         bytes=result.bytes,
         seconds=result.seconds,
-        mismatched=[item.name for item in result.mismatched[:_NAMES_SHOWN]],
+        mismatched=list(dict.fromkeys(item.name for item in result.mismatched))[:_NAMES_SHOWN],
         finished_at=finished_at,
     )
 
 
 def _found(core: Core, version: Version, mismatched: Sequence[TensorCheck], hashes: Hashes) -> None:
-    first = mismatched[0]
+    first, names = mismatched[0], {item.name for item in mismatched}
+    ranks = ", ".join(map(str, first.ranks))
     error = DigestMismatch(
-        f"{len(mismatched)} live tensors are not those of {version.digest}, the first is {first.name}",
+        f"{len(names)} live tensors are not those of {version.digest}, the first is {first.name} on rank {ranks}",
         advice="look for damaged memory if it happens again",
-        details={"tensor": first.name, "expected": first.expected, "actual": first.actual},
+        details={"tensor": first.name, "expected": first.expected, "actual": first.actual, "ranks": ranks},
     )
     log.error("%s", error.message)
     if core.settings.repair_attempts > 0 and version.lasts:  # what was sent cannot be had again
@@ -145,7 +158,7 @@ async def _preempted(core: Core) -> bool:
             tensors=result.checked,
             bytes=result.bytes,
             seconds=result.seconds,
-            mismatched=[item.name for item in result.mismatched],
+            mismatched=list(dict.fromkeys(item.name for item in result.mismatched)),
             finished_at=core.clock.timestamp(),
         )
         core.touch()

@@ -72,6 +72,7 @@ class Core:
     Attributes:
         live: the version that serves; None until one has been proved, and in quarantine.
         previous: the retained previous version.
+        away: why replicas that were lost could not be loaded again, "" when none is or it was not tried yet.
         drift: what a check found to be wrong with the live tensors; nobody is answered while there is any.
         retiring: the version whose instance ends what it began, beside the live one.
         reason: why the engine is not ready, "" when it is; ``message`` says it in words.
@@ -114,6 +115,7 @@ class Core:
         self.mutex = asyncio.Lock()
         self.live: Version | None = None
         self.previous: Version | None = None
+        self.away = ""
         self.drift = Drift()
         self.growth = Growth()
         self.retiring: Version | None = None
@@ -125,7 +127,7 @@ class Core:
         self.memory = MemoryState()
         self.audit: AuditState | None = None
         self.last_check: CheckState | None = None
-        self.snapshot: dict[tuple[Coordinates, str], str] = {}
+        self.snapshot: dict[tuple[Coordinates, str], dict[int, str]] = {}
         self.audit_pending = False
         self.update: OpenUpdate | None = None
         self.received: Received | None = None
@@ -279,6 +281,11 @@ class Core:
     async def refresh_limits(self) -> None:
         """Ask the container alone: the engine is dead and holds nothing."""
         await self._bound_memory(MemoryState())
+
+    async def room(self) -> int:
+        """Ask the container alone how many bytes may still be used; -1 when nothing bounds it."""
+        bound: Memory = await self.offload(self._probe.read)
+        return bound.available
 
     async def _bound_memory(self, memory: MemoryState) -> None:
         bound: Memory = await self.offload(self._probe.read)

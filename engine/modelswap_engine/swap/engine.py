@@ -19,7 +19,14 @@ from modelswap_engine.backends.port import (
     StageRetained,
 )
 from modelswap_engine.protocol.engine_state import MemoryState, RankState
-from modelswap_engine.protocol.errors import DigestMismatch, Internal, PeerFailed, WorkerLost, from_body
+from modelswap_engine.protocol.errors import (
+    DigestMismatch,
+    Internal,
+    ModelswapError,
+    PeerFailed,
+    WorkerLost,
+    from_body,
+)
 from modelswap_engine.swap.clock import Clock, within
 from modelswap_engine.swap.settings import SwapSettings
 
@@ -40,7 +47,7 @@ class Engine:
     def healthy(self) -> bool:
         """True when every rank lives, and still as the process in which it proved its version."""
         ranks = self._backend.ranks()
-        return bool(ranks) and all(rank.alive and self._proved.get(rank.rank) == rank.boot_id for rank in ranks)
+        return bool(ranks) and all(self._well(rank) for rank in ranks)
 
     @property
     def able(self) -> bool:
@@ -54,9 +61,22 @@ class Engine:
     def _some_replica(self, condition: Callable[[RankState], bool]) -> bool:
         replicas: dict[int, bool] = {}
         for rank in self._backend.ranks():
-            well = rank.alive and self._proved.get(rank.rank) == rank.boot_id and condition(rank)
+            well = self._well(rank) and condition(rank)
             replicas[rank.replica] = replicas.get(rank.replica, True) and well
         return any(replicas.values())
+
+    def _well(self, rank: RankState) -> bool:
+        return rank.alive and self._proved.get(rank.rank) == rank.boot_id
+
+    @property
+    def missing(self) -> int:
+        """How many replicas have to be loaded anew."""
+        return len({rank.replica for rank in self._backend.ranks() if not self._well(rank)})
+
+    @property
+    def processes(self) -> int:
+        """How many ranks there are; each of them takes what is received as a whole."""
+        return len(self._backend.ranks()) or 1
 
     @property
     def replicas(self) -> int:
@@ -76,12 +96,16 @@ class Engine:
         """The fusion groups."""
         return self._backend.layout().groups
 
-    async def load(self, order: Load, *, unless: asyncio.Future[None] | None = None) -> None:
-        """Load a whole version and prove it on every rank; given up when ``unless`` says so."""
+    async def load(self, order: Load, *, unless: asyncio.Future[None] | None = None) -> bool:
+        """Load a whole version and prove it on every rank; given up when ``unless`` says so.
+
+        Says whether a replica was left as it was, adapters and all.
+        """
         call, seconds = self._backend.load(order), self._settings.load_seconds
         replies = await self._replies("load", order.operation_id, call, seconds, unless=unless)
         _agree(replies, order.digest)
         self._remember()
+        return any(reply.kept for reply in replies)
 
     async def settle(self, operation_id: str, digest: str) -> bool:
         """Bring back to a version what lives and holds it; says whether that is a whole replica, which serves again."""
@@ -163,10 +187,7 @@ class Engine:
         replies = await self._bounded(name, call, seconds, unless=unless)
         if not replies:
             raise WorkerLost(f"no rank answered to {name}", advice="the engine restarts its workers by itself")
-        errors = [from_body(reply.error) for reply in replies if reply.error is not None]
-        if errors:
-            # A rank that only failed because another did knows nothing of the reason.
-            raise next((error for error in errors if not isinstance(error, PeerFailed)), errors[0])
+        raise_first([from_body(reply.error) for reply in replies if reply.error is not None])
         for reply in replies:
             if reply.operation_id != operation_id:
                 raise Internal(f"rank {reply.rank} answered to {reply.operation_id!r}, asked was {operation_id!r}")
@@ -185,6 +206,15 @@ class Engine:
 
     def _remember(self) -> None:
         self._proved = {rank.rank: rank.boot_id for rank in self._backend.ranks()}
+
+
+def raise_first(errors: Sequence[ModelswapError]) -> None:
+    """Raise the first error of the ranks that says why, if there are any.
+
+    A rank that only failed because another did knows nothing of the reason.
+    """
+    if errors:
+        raise next((error for error in errors if not isinstance(error, PeerFailed)), errors[0])
 
 
 def _agree(replies: Replies, digest: str) -> None:

@@ -8,6 +8,7 @@ from modelswap_engine.backends.transfer import ReceivedTensor, TransferOrder, Tr
 from modelswap_engine.protocol.errors import InsufficientMemory, Internal, UnsupportedChange, WorkerLost, from_body
 from modelswap_engine.swap.clock import within
 from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.engine import raise_first
 from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.settings import MIB
 
@@ -57,20 +58,21 @@ class Exchange:
             replies = await within(self._core.clock, seconds + _SLACK_SECONDS, call, unless=unless)
         except TimeoutError:
             raise WorkerLost("the engine did not answer to a transfer", advice="it is restarted by itself") from None
-        for reply in replies:
-            if reply.error is not None:
-                raise from_body(reply.error)
         if not replies:
             raise WorkerLost("no rank answered to a transfer", advice="the engine restarts its workers by itself")
+        raise_first([from_body(reply.error) for reply in replies if reply.error is not None])
         return replies
 
     async def make_room(self, update: OpenUpdate, size: int) -> None:
-        """Refuse what the process cannot hold beside the live version; the retained one goes first.
+        """Refuse what the ranks cannot hold beside the live version; the retained one goes first.
+
+        Each rank receives the whole of every tensor, of a model that is split too.
 
         Raises:
             InsufficientMemory: it does not fit.
         """
         core = self._core
+        size *= core.engine.processes
         core.preempt()
         async with core.mutex:
             await core.refresh_memory()

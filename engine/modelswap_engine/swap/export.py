@@ -18,6 +18,7 @@ from modelswap_engine.checkpoint import saving
 from modelswap_engine.checkpoint.files import contained
 from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.protocol.errors import (
+    BadRequest,
     Busy,
     Internal,
     ModelswapError,
@@ -68,9 +69,17 @@ class Export:
 
         Raises:
             PeerNotAllowed: not with that address.
+            BadRequest: the group has no place for every rank that joins.
             Busy: there is a group with this name.
             GroupFailed: the others did not come.
         """
+        joining = 1 if request.sends else self._core.engine.processes
+        if request.rank + joining > request.size:
+            raise BadRequest(
+                f"group {request.group[:200]!r} has {request.size} members, this engine takes {joining} places from "
+                f"{request.rank} on",
+                advice="count every rank of this engine (get_world_size), or join with sends: true to send only",
+            )
         address: str = await self._core.offload(self._peers.admit, request.address)
         order = JoinGroup(
             group=request.group,
@@ -79,6 +88,7 @@ class Export:
             rank=request.rank,
             size=request.size,
             backend=request.backend.value,
+            sends=request.sends,
             seconds=request.seconds,
         )
         await self._exchange.carry_out(order, seconds=request.seconds)

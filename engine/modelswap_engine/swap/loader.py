@@ -57,39 +57,75 @@ async def load(
     *,
     label: str,
     operation_id: str,
-    keep_proven: bool = False,
     unless: asyncio.Future[None] | None = None,
 ) -> Version:
     """Load a resolved version into every rank and make it the live one, unless told to give up.
-
-    With ``keep_proven`` replicas that have proven it go on serving, and only the others are loaded.
 
     Raises:
         InsufficientMemory: the container cannot hold it; the engine was not touched.
         ModelswapError: it is not live; the engine may hold nothing at all.
     """
     await _require_memory(core, resolved.manifest.total_bytes * core.engine.replicas)
+    return await _load(core, resolved, label=label, operation_id=operation_id, unless=unless)
+
+
+async def refill(core: Core, version: Version, *, operation_id: str) -> None:
+    """Load the live version again into the replicas that were lost, while those that hold it serve.
+
+    What lies at no source is taken from one of them.
+
+    Raises:
+        InsufficientMemory: the container cannot hold it; the engine was not touched.
+        ModelswapError: the lost replicas are still away.
+    """
+    resolved = version.resolved if not version.lasts else await find(core, version.ref)
+    order = _order(resolved, version, operation_id=operation_id, keep_proven=True)
+    passing = sum(item.nbytes for item in order.tensors if not item.path)
+    room = await core.room()
+    _require(passing + resolved.manifest.total_bytes * core.engine.missing, room, core)
+    before = core.held()
+    await _load(core, resolved, label=version.ref.version, operation_id=operation_id, keep_proven=True)
+    await core.engine.release(operation_id, previous=True)  # those that were lost have no version to go back to
+    await core.forget(*before)
+
+
+def _order(resolved: Resolved, version: Version, *, operation_id: str, keep_proven: bool) -> Load:
+    return Load(
+        operation_id=operation_id,
+        digest=version.digest,
+        directory=str(version.directory),
+        tensors=tuple(resolved.range_of(entry.name) for entry in resolved.manifest.tensors),
+        keep_proven=keep_proven,
+    )
+
+
+async def _load(
+    core: Core,
+    resolved: Resolved,
+    *,
+    label: str,
+    operation_id: str,
+    keep_proven: bool = False,
+    unless: asyncio.Future[None] | None = None,
+) -> Version:
     with core.store.pin(resolved.manifest.digest):
         version = await prepare(core, resolved, label=label)
-        order = Load(
-            operation_id=operation_id,
-            digest=version.digest,
-            directory=str(version.directory),
-            tensors=tuple(resolved.range_of(entry.name) for entry in resolved.manifest.tensors),
-            keep_proven=keep_proven,
-        )
+        order = _order(resolved, version, operation_id=operation_id, keep_proven=keep_proven)
         try:
-            await core.engine.load(order, unless=unless)
+            kept = await core.engine.load(order, unless=unless)
         except (ManifestMismatch, InvalidCheckpoint):
             # Overwritten under the reader is not a bad version.
             await core.bounded("the source", resolved.unchanged(), core.settings.resolve_seconds)
             raise
-        await core.companion.restore(version.digest)
+        if not kept:
+            await core.companion.restore(version.digest)
         await core.refresh_memory()
         if unless is not None and unless.done():
             unless.result()
         core.publish(version, previous=None)
-        core.loaded()
+        core.away = ""
+        if not kept:  # which may hold tensors that are known to be damaged
+            core.loaded()
         core.quarantined = False
         core.loaded_at = core.clock.monotonic()
     return version
@@ -113,16 +149,22 @@ async def _require_memory(core: Core, needed: int) -> None:
     if memory.room_bytes < 0:
         return
     held = memory.model_bytes + memory.staged_bytes + memory.previous_bytes
-    usable = max(0, memory.room_bytes + held - core.settings.memory_reserve)
+    _require(needed, memory.room_bytes + held, core)
+
+
+def _require(needed: int, room: int, core: Core) -> None:
+    if room < 0:
+        return
+    usable = max(0, room - core.settings.memory_reserve)
     if needed > usable:
         raise InsufficientMemory(
             f"loading needs {needed / MIB:.1f} MiB, {usable / MIB:.1f} MiB may be used",
-            advice=more_room(memory),
+            advice=more_room(core.memory),
             details={"neededMiB": f"{needed / MIB:.1f}", "availableMiB": f"{usable / MIB:.1f}"},
         )
 
 
-async def reload(core: Core, ref: VersionRef, *, operation_id: str, keep_proven: bool = False) -> Version:
+async def reload(core: Core, ref: VersionRef, *, operation_id: str) -> Version:
     """Find a version again at its source and load it.
 
     Raises:
@@ -130,6 +172,6 @@ async def reload(core: Core, ref: VersionRef, *, operation_id: str, keep_proven:
     """
     before = core.held()
     resolved = await find(core, ref)
-    version = await load(core, resolved, label=ref.version, operation_id=operation_id, keep_proven=keep_proven)
+    version = await load(core, resolved, label=ref.version, operation_id=operation_id)
     await core.forget(*before)
     return version

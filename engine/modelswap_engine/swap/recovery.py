@@ -80,7 +80,8 @@ async def roll_back(core: Core, operation: Operation, error: ModelswapError, old
     failure = await _reload(core, old, operation.id)
     if failure is None:
         # A version that was sent is lost with the engine's memory: what serves now is proved, but not the old one.
-        return SwapState.ROLLED_BACK if old.lasts else SwapState.QUARANTINED
+        back = core.live is not None and core.live.digest == old.digest
+        return SwapState.ROLLED_BACK if back else SwapState.QUARANTINED
     core.unpublish("Quarantined", failure.body(), quarantine=True)
     return SwapState.QUARANTINED
 
@@ -114,6 +115,8 @@ async def revive(core: Core, version: Version, *, operation_id: str) -> bool:
         return True
     if core.engine.holds(version.digest):
         log.warning("a replica cannot be restarted, the others serve: %s", failure.message)
+        core.away = f"{failure.message} ({failure.advice})" if failure.advice else failure.message
+        core.touch()
     else:
         core.unpublish("LoadFailed", failure.body())
         core.poked.set()
@@ -121,11 +124,15 @@ async def revive(core: Core, version: Version, *, operation_id: str) -> bool:
 
 
 async def _reload(core: Core, version: Version, operation_id: str) -> ModelswapError | None:
-    async def load() -> None:
-        await loader.reload(core, version.lasting, operation_id=operation_id, keep_proven=True)
-
     lasting = version.lasting
     alone = not core.engine.holds(version.digest)
+
+    async def load() -> None:
+        if alone:
+            await loader.reload(core, lasting, operation_id=operation_id)
+        else:
+            await loader.refill(core, version, operation_id=operation_id)
+
     if alone:
         core.gate.close(_HOLD)
         core.troubled("Recovering", f"a worker was lost; loading {lasting.version} {lasting.digest} again")

@@ -5,6 +5,7 @@ nothing.
 """
 
 import fnmatch
+from collections.abc import Iterable, Mapping
 
 from modelswap_engine.backends.port import Hashes
 from modelswap_engine.protocol.errors import BadRequest, NotFound
@@ -37,19 +38,28 @@ async def compare(core: Core, version: Version, pattern: str) -> CheckResult:
     if not core.snapshot:
         raise NotFound("no snapshot of the live tensors was taken", advice="check with action Snapshot first")
     now = _by_coordinates(hashes)
-    before = {key: value for key, value in core.snapshot.items() if key in now or fnmatch.fnmatchcase(key[1], pattern)}
-    changed = [
-        TensorCheck(name=key[1], expected=before.get(key, ""), actual=now.get(key, ""), coordinates=key[0])
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
+    before = {key: held for key, held in core.snapshot.items() if key in now or fnmatch.fnmatchcase(key[1], pattern)}
+    keys = sorted(before.keys() | now.keys())
+    changed = [item for key in keys for item in _changes(key, before.get(key, {}), now.get(key, {}))]
     return _result(version, hashes, changed)
 
 
-def _by_coordinates(hashes: Hashes) -> dict[tuple[Coordinates, str], str]:
-    """Name what was hashed; a parameter that was made with a loss is known by itself."""
-    found = {(Coordinates.CHECKPOINT, name): value for name, value in hashes.tensors.items()}
-    return found | {(Coordinates.RUNTIME, item.name): item.actual for item in hashes.runtime}
+def _by_coordinates(hashes: Hashes) -> dict[tuple[Coordinates, str], dict[int, str]]:
+    """Name what was hashed, by rank; a parameter that was made with a loss is known by itself."""
+    names = hashes.tensors.keys() | hashes.disagreed.keys()
+    found = {(Coordinates.CHECKPOINT, name): hashes.by_rank(name) for name in names}
+    return found | {
+        (Coordinates.RUNTIME, item.name): dict.fromkeys(hashes.ranks, item.actual) for item in hashes.runtime
+    }
+
+
+def _changes(key: tuple[Coordinates, str], before: Mapping[int, str], now: Mapping[int, str]) -> Iterable[TensorCheck]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(before.keys() | now.keys()):
+        found.setdefault((before.get(rank, ""), now.get(rank, "")), []).append(rank)
+    for (expected, actual), ranks in found.items():
+        if expected != actual:
+            yield TensorCheck(name=key[1], expected=expected, actual=actual, ranks=ranks, coordinates=key[0])
 
 
 async def _hashes(core: Core, pattern: str) -> Hashes:
@@ -59,7 +69,7 @@ async def _hashes(core: Core, pattern: str) -> Hashes:
         )
     with core.preemptible() as preempted:
         hashes = await core.engine.hashes(pattern, unless=preempted)
-    if not hashes.tensors and not hashes.runtime:
+    if not hashes.tensors and not hashes.disagreed and not hashes.runtime:
         raise BadRequest(
             f"no tensor that can be read back matches {pattern[:200]!r}",
             advice="use a glob of checkpoint tensor names, for example 'model.layers.0.*'",
@@ -71,10 +81,12 @@ def _result(version: Version, hashes: Hashes, changed: list[TensorCheck]) -> Che
     return CheckResult(
         digest=version.digest,
         ok=not changed,
-        checked=len(hashes.tensors) + len(hashes.runtime),
+        checked=len(hashes.tensors) + len(hashes.disagreed) + len(hashes.runtime),
         bytes=hashes.bytes,
         seconds=hashes.seconds,
         mismatched=changed,
         tensors=hashes.tensors,
         runtime={item.name: item.actual for item in hashes.runtime},
+        ranks=list(hashes.ranks),
+        disagreed=hashes.disagreed,
     )

@@ -31,7 +31,7 @@ def engine_state(core: Core) -> EngineState:
         seq=core.seq,
         ready=core.ready,
         reason=reason,
-        message=message or (_degraded(ranks) if core.live is not None and not core.engine.healthy else ""),
+        message=message or (_degraded(core, ranks) if core.live is not None and not core.engine.healthy else ""),
         quarantined=core.quarantined,
         served_model_name=settings.served_model_name,
         owner_uid=accepted.owner_uid if accepted is not None else "",
@@ -61,10 +61,13 @@ def engine_state(core: Core) -> EngineState:
     )
 
 
-def _degraded(ranks: Sequence[RankState]) -> str:
+def _degraded(core: Core, ranks: Sequence[RankState]) -> str:
     """Say who does not serve while the others do."""
     away = sorted(rank.rank for rank in ranks if not (rank.alive and rank.digest))
-    return f"ranks {', '.join(map(str, away))} of {len(ranks)} are being restarted" if away else ""
+    if not away:
+        return ""
+    who = f"ranks {', '.join(map(str, away))} of {len(ranks)}"
+    return f"{who} are away: {core.away}" if core.away else f"{who} are being restarted"
 
 
 def gate_state(core: Core) -> GateState:

@@ -68,6 +68,11 @@ class Proof:
         """Checkpoint tensors whose bytes cannot be had back: converted beyond return, or not read by the engine."""
         return self._unread | self._lossy
 
+    @property
+    def whole(self) -> Mapping[str, str]:
+        """What every checkpoint tensor as a whole must hash to."""
+        return self._whole
+
     def calibrate(self, live: Mapping[str, torch.Tensor]) -> int:
         """Find out what can be had back, from a model that was just filled with proven tensors; return bytes hashed.
 

@@ -19,6 +19,7 @@ from typing import Final, Protocol
 import torch
 
 from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.backends.transfer import memory_path
 from modelswap_engine.protocol.errors import (
     InvalidCheckpoint,
     ManifestMismatch,
@@ -156,7 +157,8 @@ def check_hash(wanted: TensorRange, actual: str) -> None:
 def _descriptor(path: str) -> Iterator[int]:
     # The raw calls release the interpreter lock and keep no buffer of their own. The path was resolved when it was
     # validated: a link or a pipe in its place now is somebody's trick, and must neither lead elsewhere nor block.
-    descriptor = os.open(path, _FLAGS)
+    memory = memory_path(path)  # which the system shows as a link
+    descriptor = os.open(path, _FLAGS) if memory is None else os.open(memory, _FLAGS & ~os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file any more")

@@ -89,11 +89,11 @@ def build_groups(
     """
     made: dict[str, torch.Tensor | Packed] = {}
     slices: dict[str, str] = {}
-    waiting: deque[tuple[Group, dict[str, Future[torch.Tensor]], int]] = deque()
+    waiting: deque[_Entry] = deque()
     ahead = 0
     with reading(pace=pace, threads=threads, fetch=fetch) as read:
         for group, members in sorted(touched, key=lambda item: _nbytes(item[1]), reverse=True):
-            waiting.append((group, {member.name: read(member) for member in members}, _nbytes(members)))
+            waiting.append((group, {member: read(member) for member in members}, _nbytes(members)))
             ahead += waiting[-1][2]
             while ahead > _AHEAD and len(waiting) > 1:
                 ahead -= _finish(waiting.popleft(), made, slices, loader, table, place)
@@ -103,8 +103,11 @@ def build_groups(
     return made, slices
 
 
+_Entry = tuple[Group, dict[TensorRange, Future[torch.Tensor]], int]
+
+
 def _finish(
-    entry: tuple[Group, dict[str, Future[torch.Tensor]], int],
+    entry: _Entry,
     made: dict[str, torch.Tensor | Packed],
     slices: dict[str, str],
     loader: Loader,
@@ -112,10 +115,15 @@ def _finish(
     place: Place,
 ) -> int:
     group, futures, nbytes = entry
-    tensors = {name: future.result() for name, future in futures.items()}
+    tensors = {member: future.result() for member, future in futures.items()}
     with place.beside():
-        held, hashes = held_of({name: tensor.to(place.device) for name, tensor in tensors.items()}, loader, place)
-        made.update(assemble(group, held, loader, table))
+        there = {member: tensor.to(place.device) for member, tensor in tensors.items()}
+        # What came out of this process's own memory may be the slice already.
+        whole = {member.name: tensor for member, tensor in there.items() if tuple(tensor.shape) == member.shape}
+        cut = {member.name: tensor for member, tensor in there.items() if member.name not in whole}
+        held, hashes = held_of(whole, loader, place)
+        hashes |= {name: sha256_of(tensor, place) for name, tensor in cut.items()}
+        made.update(assemble(group, held | cut, loader, table))
     slices.update(hashes)
     return nbytes
 

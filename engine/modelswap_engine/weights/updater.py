@@ -186,16 +186,21 @@ class WeightUpdater:
         if wanted.path:
             return read_tensor(wanted, pace=pace, place=self._place)
         held = self.inbox.take(operation_id, wanted.name)
-        if held is None:  # the part of a fused parameter that nobody sent
-            tensor = self.view().tensor(wanted.name)
-            held = Held(tensor, sha256_of(tensor, self._place))
+        if held is None:  # the part of a fused parameter that nobody sent; of a split model, this process's slice of it
+            tensor = self.view().held(wanted.name)
+            found = self.answers({wanted.name: sha256_of(tensor, self._place)})
+            held = Held(tensor, found[wanted.name])
         check_hash(wanted, held.sha256)
         with self._place.beside():
             return held.tensor.to(self._place.device)
 
     def view(self) -> CheckpointView:
         """Return the live tensors of this moment as checkpoint tensors; safe beside a commit."""
-        return CheckpointView(self._loader, self._home, self._shapes, self.snapshot().tensors, place=self._place)
+        with self._lock:
+            tensors, hashes, digest = self._live(), dict(self._proof.whole), self._digest
+        return CheckpointView(
+            self._loader, self._home, self._shapes, tensors, hashes=hashes, digest=digest, place=self._place
+        )
 
     def stage_retained(self, order: StageRetained) -> Staged:
         """Stage the retained previous version; nothing is read.
@@ -355,9 +360,12 @@ class WeightUpdater:
     def snapshot(self) -> Snapshot:
         """Return the live tensors of this moment; safe beside a commit."""
         with self._lock:
-            tensors = {name: slot.tensor for slot in self._table.slots.values() for name in slot.names}
-            packed = {name: cell.live for name, cell in self._table.cells.items()}
-            return Snapshot(digest=self._digest, tensors=Unpacking(tensors, packed) if packed else tensors)
+            return Snapshot(digest=self._digest, tensors=self._live())
+
+    def _live(self) -> Mapping[str, torch.Tensor]:
+        tensors = {name: slot.tensor for slot in self._table.slots.values() for name in slot.names}
+        packed = {name: cell.live for name, cell in self._table.cells.items()}
+        return Unpacking(tensors, packed) if packed else tensors
 
     def hash(
         self, snapshot: Snapshot, groups: Sequence[Group], *, pace: Pace | None = None

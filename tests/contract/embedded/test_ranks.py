@@ -102,6 +102,27 @@ async def test_a_rank_that_dies_or_hangs_takes_both_back_and_is_caught_up(
     assert (after[1 - lost] == before[1 - lost]) == (layout == "replicas")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_a_byte_that_changes_on_one_rank_is_found_there_and_repaired_on_both(
+    engines: dict[str, Ranked], checkpoints: Checkpoints, layout: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, name = engines[layout], "model.layers.1.mlp.up_proj.weight"  # the versions do not differ in it
+    await old_version(engine, checkpoints)
+    before = [rank.boot_id for rank in engine.backend.ranks()]
+    repaired = engine.coordinator.state().repairs
+    status = await engine.swap(checkpoints.v2, "1.1", fault=f"release@1:flip={name}#1")
+    assert status.state is SwapState.SERVING, status.error
+    while engine.coordinator.state().repairs == repaired:  # the audit that follows each swap finds it
+        await asyncio.sleep(0.05)
+    state = engine.coordinator.state()
+    assert state.repair is not None
+    assert state.repair.plan is not None
+    assert state.repair.plan.changed_names == [name]
+    assert f"the first is {name} on rank 1" in caplog.text
+    await engine.assert_serves(checkpoints.v2, "1.1")
+    assert [rank.boot_id for rank in engine.backend.ranks()] == before
+
+
 def agreed(replies: Sequence[Reply], *, ranks: int = 2) -> Reply:
     """Return the first rank's reply; all must have done what was asked, and say the same."""
     assert [reply.rank for reply in replies] == list(range(ranks))

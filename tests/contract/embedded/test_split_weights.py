@@ -11,16 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as distributed
+from msgspec.structs import replace
+from safetensors.torch import load_file
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from modelswap_engine.backends.embedded.loading import TransformersLoader, build_part
 from modelswap_engine.backends.embedded.team import Team
+from modelswap_engine.backends.port import Stage
 from modelswap_engine.protocol.errors import IncompatibleModel, ManifestMismatch
+from modelswap_engine.weights.export.view import Extract
 from modelswap_engine.weights.live import LiveTable
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.updater import WeightUpdater
 from tests.support import models
-from tests.support.orders import digest_of, hashes_of, load_order, stage_order
+from tests.support.orders import digest_of, hashes_of, load_order, ranges, stage_order
 
 pytestmark = pytest.mark.model
 
@@ -76,7 +80,7 @@ def test_a_swap_leaves_each_rank_with_the_bytes_of_a_fresh_load(family: str, tmp
     old = models.FAMILIES[family](tmp_path / "old")
     new = models.write_variant(old, tmp_path / "new", models.tensor_names(old)[::2], seed=3)
     whole = sum(tensor.nbytes for tensor in load_order(old).tensors)
-    parts = []
+    parts, extracts = [], list[dict[str, Extract]]()
     for rank in range(2):
         with team_of(rank, 2) as team:
             fresh = held(updater_of(new, team)[1])
@@ -93,12 +97,66 @@ def test_a_swap_leaves_each_rank_with_the_bytes_of_a_fresh_load(family: str, tmp
             assert same(held(table), fresh)
             assert not same(fresh, before)
             assert proves(updater, new)
+            extracts.append(extracted(updater))
             updater.rollback("op")
             assert updater.verify(strict=True) == digest_of(old)
             assert same(held(table), before)
             assert proves(updater, old)
             parts.append(sum(tensor.nbytes for tensor in before.values()))
     assert max(parts) < 0.6 * whole, "each rank holds about half of the model"
+    # Each knows where its part belongs: together they are the file, byte for byte.
+    truth = {name: tensor for file in new.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    assert extracts[0].keys() == extracts[1].keys()
+    for name, first in extracts[0].items():
+        assert torch.equal(together([first, extracts[1][name]], truth[name]), truth[name]), name
+
+
+def extracted(updater: WeightUpdater) -> dict[str, Extract]:
+    """Return a copy of what a rank gives of every tensor that can be had back."""
+    names = {name for group in updater.groups for name in group.sources} - updater.unverifiable
+    view = updater.view()
+    found = {name: view.extract(name) for name in sorted(names)}
+    return {name: Extract(item.tensor.clone(), item.dim, item.positions) for name, item in found.items()}
+
+
+def together(parts: list[Extract], like: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros_like(like)
+    for part in parts:
+        if part.dim is None:
+            return part.tensor
+        whole.index_copy_(part.dim, part.positions, part.tensor)
+    return whole
+
+
+def test_the_rest_of_a_fused_parameter_comes_from_the_slices_in_memory(tmp_path: Path) -> None:
+    """One expert after the other is sent; what the others are lies in no file, and each rank has only a part of it."""
+    old = models.tiny_mixtral(tmp_path / "old", layers=1, experts=2)
+    sent = models.expert_gates(old)
+    first = models.write_variant(old, tmp_path / "first", sent[:1], seed=5)
+    second = models.write_variant(first, tmp_path / "second", sent[1:], seed=6)
+    for rank in range(2):
+        with team_of(rank, 2) as team:
+            fresh = held(updater_of(second, team)[1])
+            updater, table = updater_of(old, team)
+            for step, (directory, name) in enumerate(zip((first, second), sent, strict=True)):
+                operation, item = f"step {step}", {item.name: item for item in ranges(directory)}[name]
+                updater.inbox.open(operation).put(name, load_file(item.path)[name], item.sha256)
+                group = next(group for group in updater.groups if name in group.sources)
+                assert len(group.sources) > 1
+                tensors = tuple(replace(i, path="") for i in ranges(directory) if i.name in group.sources)
+                order = Stage(
+                    operation_id=operation, digest=digest_of(directory), directory=str(directory), tensors=tensors
+                )
+                updater.stage(order, lambda work: work(Pace()))
+                updater.prepare(operation)
+                updater.commit(operation)
+                assert updater.verify(strict=True) == digest_of(directory)
+                assert proves(updater, directory)
+            assert same(held(table), fresh)
+            # A slice that has changed in memory is not taken for the other part of anything.
+            table.slot_of(group.slots[0]).tensor.view(-1).view(torch.uint8)[5] ^= 1
+            with pytest.raises(ManifestMismatch):
+                updater.stage(replace(order, operation_id="again"), lambda work: work(Pace()))
 
 
 def test_a_byte_that_changes_in_one_slice_is_found_there_and_only_there(tmp_path: Path) -> None:

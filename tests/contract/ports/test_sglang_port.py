@@ -359,6 +359,18 @@ async def test_checksums(ports: Ports, route: str) -> None:
     assert (await post(ports, route, action="snapshot"))[0] == 400
 
 
+async def test_checksums_of_every_rank(ports: Ports) -> None:
+    """Two ranks of one model, of which one holds other bytes."""
+    ports.backend._size, ports.backend.astray = 2, {1: {"norm": b"??"}}
+    status, answer = await post(ports, "weights_checker", action="checksum")
+    first, second = answer["ranks"]
+    assert (status, answer["message"]) == (400, "changed: norm (rank 1)")
+    assert first["checksums"]["norm"] != second["checksums"]["norm"]
+    assert first["checksums"]["embed"] == second["checksums"]["embed"]
+    assert [rank["parallelism_info"][0]["tp_rank"] for rank in answer["ranks"]] == [0, 1]
+    assert second["parallelism_info"] == [{"role": "target", "tp_rank": 1, "tp_size": 2, "dp_rank": 0, "dp_size": 1}]
+
+
 async def test_the_cache_is_not_flushed_under_running_requests(ports: Ports) -> None:
     ports.backend.requests = 1
     async with ports.control.post(f"{BASE}/flush_cache") as response:
@@ -387,7 +399,8 @@ async def test_another_engine_gets_the_weights(ports: Ports) -> None:
         ports, "init_weights_send_group_for_remote_instance", group_rank=0, world_size=2, backend="gloo", **peer
     )
     assert (status, answer["success"]) == (200, True)
-    assert ports.backend.outside.groups["seed_29501_0"].port == 29501
+    joined = ports.backend.outside.groups["seed_29501_0"]
+    assert (joined.port, joined.rank, joined.size, joined.sends) == (29501, 0, 2, True)
     status, answer = await post(ports, "send_weights_to_remote_instance", **peer)
     assert (status, answer["digest"]) == (200, ports.template.digest)
     assert ports.backend.outside.sent["seed_29501_0"] == ports.backend.live

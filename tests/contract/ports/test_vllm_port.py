@@ -136,6 +136,15 @@ async def test_the_rest(ports: Ports) -> None:
     }
 
 
+async def test_checksums_of_every_replica(ports: Ports) -> None:
+    ports.backend._size, ports.backend._replicas = 2, True
+    _, sums = await post(ports, "weight_checker", {"action": "checksum"})
+    assert set(sums["checksums"]) == {f"dp{rank}:pp0:pcp0:tp0:{name}" for rank in (0, 1) for name in ("embed", "norm")}
+    ports.backend.astray = {1: {"norm": b"??"}}
+    _, compared = await post(ports, "weight_checker", {"action": "compare", "baseline": sums["checksums"]})
+    assert compared == {"match": False, "mismatches": ["dp1:pp0:pcp0:tp0:norm"]}
+
+
 async def test_adapters(ports: Ports) -> None:
     ports.opener.put("file:///adapters/one", "one")
     body = {"lora_name": "ad1", "lora_path": "/adapters/one", "load_inplace": False}

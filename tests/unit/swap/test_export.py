@@ -47,7 +47,8 @@ async def run(world: World, work: Any) -> Any:
 
 
 def group(name: str = "g", address: str = "127.0.0.1", **facts: Any) -> JoinGroupRequest:
-    return JoinGroupRequest(group=name, address=address, port=29500, rank=1, size=2, **facts)
+    """A trainer and the two ranks of the engine."""
+    return JoinGroupRequest(group=name, address=address, port=29500, **({"rank": 1, "size": 3} | facts))
 
 
 # Groups.
@@ -58,7 +59,7 @@ async def test_peers_in_allowed_networks(world: World, address: str) -> None:
     await run(world, world.coordinator.export.join(group(address=address)))
     joined = world.backend.outside.groups["g"]
     assert joined.address == (address if address == "10.1.2.3" else "127.0.0.1")  # the checked one, not the name
-    assert (joined.port, joined.rank, joined.size, joined.backend) == (29500, 1, 2, "gloo")
+    assert (joined.port, joined.rank, joined.size, joined.backend) == (29500, 1, 3, "gloo")
 
 
 @pytest.mark.parametrize("address", ["10.2.0.1", "8.8.8.8", "::1", "169.254.169.254", "\0"])
@@ -96,6 +97,15 @@ async def test_an_unknown_group_is_a_typed_error_everywhere(world: World) -> Non
     await run(world, export.leave("g"))
     with pytest.raises(UnknownGroup):
         await run(world, export.leave("g"))
+
+
+async def test_every_rank_that_joins_has_a_place(world: World) -> None:
+    export = world.coordinator.export
+    with pytest.raises(BadRequest, match="takes 2 places from 1 on"):
+        await run(world, export.join(group(size=2)))
+    assert world.backend.outside.groups == {}
+    await run(world, export.join(group(size=2, sends=True)))  # only the first rank goes
+    assert world.backend.outside.groups["g"].sends
 
 
 async def test_what_a_trainer_broadcasts(world: World) -> None:

@@ -413,14 +413,16 @@ async def test_rollback_to_and_from_a_sent_version(world: World, trainer: Traine
 async def test_memory_is_asked_before_bytes_move(world: World, trainer: Trainer) -> None:
     await world.swap(world.publish("1.1", checkpoint(embed=EMBED)), "op-1", owner="cli")
     await trainer.begin()
-    world.backend.limit = 18 + 8 + 5  # live, previous, and room for the small ones
-    with pytest.raises(InsufficientMemory):
-        await trainer.send(embed=b"3" * 8, q=Q, k=K)
+    world.backend.limit = 18 + 8 + 5  # live, previous, and room for the smallest one on both ranks
+    with pytest.raises(InsufficientMemory, match="receiving"):
+        await trainer.send(embed=b"3" * 8)  # 13 bytes could be had, each of the two ranks takes 8
     assert "transfer" not in world.backend.steps
     await trainer.send(norm=NORM)
     assert world.backend.previous is not None
-    await trainer.send(q=Q, k=K)  # the retained version goes first
+    await trainer.send(q=Q)  # the retained version goes first
     assert world.backend.previous is None
+    world.backend.limit = -1
+    await trainer.send(k=K)
     assert (await trainer.commit()).state is SwapState.SERVING
     assert serves(world, embed=EMBED, norm=NORM, q=Q, k=K)
 

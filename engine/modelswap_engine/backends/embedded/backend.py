@@ -5,17 +5,22 @@ sure that every rank was asked and every answer is seen.
 """
 
 import asyncio
+import contextlib
 import importlib.metadata
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
+from msgspec.structs import replace
+
 from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.group import WorkerGroup
 from modelswap_engine.backends.embedded.limits import check_request
+from modelswap_engine.backends.embedded.lora.replicas import ReplicatedAdapters
 from modelswap_engine.backends.embedded.process import CallOff
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.embedded.shared_memory import shared_memory
 from modelswap_engine.backends.embedded.streams import TokenStream
 from modelswap_engine.backends.merging import merged
 from modelswap_engine.backends.port import (
@@ -28,10 +33,26 @@ from modelswap_engine.backends.port import (
     RequestPolicy,
     Stage,
     StageRetained,
+    TensorRange,
 )
-from modelswap_engine.backends.transfer import TransferOrder, TransferReply
+from modelswap_engine.backends.transfer import (
+    FillMemory,
+    ReadTensor,
+    SendBroadcast,
+    TransferOrder,
+    TransferReply,
+    WriteFile,
+)
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
-from modelswap_engine.protocol.errors import Cancelled, Internal, NotReady, SourceUnreadable, from_body
+from modelswap_engine.protocol.errors import (
+    Cancelled,
+    Internal,
+    NotReady,
+    PeerFailed,
+    SourceNotFound,
+    SourceUnreadable,
+    from_body,
+)
 from modelswap_engine.protocol.policy import TrafficMode
 
 _AnswerT = TypeVar("_AnswerT", wire.Answer, wire.HashesAnswer, wire.TransferAnswer, wire.MemoryAnswer)
@@ -65,6 +86,7 @@ class EmbeddedBackend:
         self._started = False
         self._proven: dict[int, str] = {}
         self._facts: wire.ModelFacts | None = None
+        self._adapters = ReplicatedAdapters(self._groups, ask=self._control, load_seconds=settings.adapter_timeout)
 
     # Life.
 
@@ -94,16 +116,47 @@ class EmbeddedBackend:
         """Load a whole version into every rank, restarting dead ranks; proven by hash before it answers.
 
         With ``keep_proven`` replicas that have proven it go on as they are.
+
+        Raises:
+            SourceNotFound: a tensor has no path, and no replica that is kept has it.
+            ModelswapError: the one that has it could not give it.
         """
         self._started = True
         kept = [group for group in self._groups if order.keep_proven and self._holds(group, order.digest)]
         groups = [group for group in self._groups if group not in kept]
+        with contextlib.ExitStack() as memory:
+            tensors = await self._brought(order.tensors, kept, memory)
+            return await self._load(replace(order, tensors=tensors), groups, kept)
+
+    async def _brought(
+        self, tensors: tuple[TensorRange, ...], kept: Sequence[WorkerGroup], memory: contextlib.ExitStack
+    ) -> tuple[TensorRange, ...]:
+        """Return tensors with a place for each: those that only an engine has are written into memory by a replica."""
+        absent = tuple(item for item in tensors if not item.path)
+        if not absent:
+            return tensors
+        if not kept:
+            raise SourceNotFound(
+                f"tensor {absent[0].name} (and {len(absent) - 1} more) was sent to the engine, and is in no replica's "
+                "memory any more",
+                advice="send the weights again, or load a version at a source",
+            )
+        placed = memory.enter_context(shared_memory(absent))
+        replies = await self._transfer(FillMemory(tensors=placed), kept[:1], timeout=self._settings.load_timeout)
+        errors = [from_body(reply.error) for reply in replies if reply.error is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, PeerFailed)), errors[0])
+        by_name = {item.name: item for item in placed}
+        return tuple(by_name.get(item.name, item) for item in tensors)
+
+    async def _load(self, order: Load, groups: Sequence[WorkerGroup], kept: Sequence[WorkerGroup]) -> list[Reply]:
         self._forget(groups)
         for group in groups:
             group.serving = False
-            group.slots.clear()
+            group.forget_adapters()
         if not kept:
             self._facts = None
+            self._adapters.forget()
         await self._start(group for group in groups if not group.alive)
         answers = await self._ask(
             lambda call: wire.LoadCall(call=call, order=order),
@@ -122,6 +175,7 @@ class EmbeddedBackend:
         if all(answer.reply.error is None for answer in answers):
             self._facts = answers[0].facts if answers else self._facts
             for group in groups:
+                await self._adapters.catch_up(group)
                 group.serving = group.alive
         return [*replies, *self._held(kept, order)]
 
@@ -131,7 +185,13 @@ class EmbeddedBackend:
     @staticmethod
     def _held(groups: Iterable[WorkerGroup], order: Load) -> list[Reply]:
         return [
-            Reply(operation_id=order.operation_id, rank=worker.rank, boot_id=worker.boot_id, digest=order.digest)
+            Reply(
+                operation_id=order.operation_id,
+                rank=worker.rank,
+                boot_id=worker.boot_id,
+                digest=order.digest,
+                kept=True,
+            )
             for group in groups
             for worker in group.workers
         ]
@@ -347,16 +407,30 @@ class EmbeddedBackend:
             ),
         )
         found: dict[int, Hashes] = {}
-        for rank, answer in enumerate(answers):
+        for rank, answer in zip(self.ranks(), answers, strict=True):
             if answer.error is not None:
                 raise from_body(answer.error)
             if answer.hashes is None:
                 raise Internal("a worker answered a hash call with nothing")
-            found[rank] = answer.hashes
+            found[rank.rank] = answer.hashes
         return merged(found)
 
     async def transfer(self, order: TransferOrder, *, timeout: float) -> Sequence[TransferReply]:
-        """Take weights in or give them out on every rank, within so many seconds."""
+        """Take weights in on every rank, or have one replica give them out, within so many seconds."""
+        return await self._transfer(order, self._concerned(order), timeout=timeout)
+
+    def _concerned(self, order: TransferOrder) -> Sequence[WorkerGroup]:
+        match order:
+            case SendBroadcast():
+                return self._groups[:1]  # whose first rank is in the group
+            case WriteFile() | ReadTensor() | FillMemory():
+                return [group for group in self._groups if group.serving and group.alive][:1] or self._groups[:1]
+            case _:
+                return self._groups
+
+    async def _transfer(
+        self, order: TransferOrder, groups: Sequence[WorkerGroup], *, timeout: float
+    ) -> Sequence[TransferReply]:
         answers = await self._ask(
             lambda call: wire.TransferCall(call=call, order=order),
             wire.TransferAnswer,
@@ -367,6 +441,7 @@ class EmbeddedBackend:
                 error=Cancelled,
                 advice="look whether the sender still runs, or allow more time",
             ),
+            groups=groups,
         )
         return [answer.reply for answer in answers]
 
@@ -382,38 +457,19 @@ class EmbeddedBackend:
 
     async def load_adapter(self, order: LoadAdapter) -> Sequence[Reply]:
         """Read an adapter into memory while requests run."""
-        return await self._control(
-            lambda call: wire.LoadAdapterCall(call=call, order=order),
-            "loading an adapter",
-            timeout=self._settings.adapter_timeout,
-            call_off=CallOff(
-                order=lambda call: wire.CancelAdapter(call=call),
-                error=SourceUnreadable,
-                advice="the source hangs or is slow; check its volume",
-            ),
-        )
+        return await self._adapters.load(order)
 
     async def place_adapter(self, adapter_id: str, slot: int) -> Sequence[Reply]:
         """Put a loaded adapter into a slot."""
-        replies = await self._control(
-            lambda call: wire.PlaceAdapterCall(call=call, adapter_id=adapter_id, slot=slot), "placing an adapter"
-        )
-        if all(reply.error is None for reply in replies):
-            for group in self._groups:
-                group.slots[slot] = adapter_id
-        return replies
+        return await self._adapters.place(adapter_id, slot)
 
     async def clear_slot(self, slot: int) -> Sequence[Reply]:
         """Empty a slot."""
-        for group in self._groups:
-            group.slots.pop(slot, None)
-        return await self._control(lambda call: wire.ClearSlotCall(call=call, slot=slot), "emptying a slot")
+        return await self._adapters.clear_slot(slot)
 
     async def drop_adapter(self, adapter_id: str) -> Sequence[Reply]:
         """Forget an adapter."""
-        return await self._control(
-            lambda call: wire.DropAdapterCall(call=call, adapter_id=adapter_id), "dropping an adapter"
-        )
+        return await self._adapters.drop(adapter_id)
 
     async def _control(
         self,
@@ -422,9 +478,10 @@ class EmbeddedBackend:
         *,
         timeout: float | None = None,
         call_off: CallOff | None = None,
+        groups: Sequence[WorkerGroup] | None = None,
     ) -> list[Reply]:
         seconds = timeout or self._settings.call_timeout
-        answers = await self._ask(build, wire.Answer, timeout=seconds, what=what, call_off=call_off)
+        answers = await self._ask(build, wire.Answer, timeout=seconds, what=what, call_off=call_off, groups=groups)
         return [answer.reply for answer in answers]
 
     async def _ask(

@@ -32,6 +32,7 @@ class WorkerGroup:
         serving: True from a load until the replica is lost or loaded anew.
         streams: its open generations.
         starts: how often its processes were started.
+        adapters: those that it holds.
         slots: the adapters that it can compute with now, by slot.
     """
 
@@ -47,6 +48,7 @@ class WorkerGroup:
         self.streams = Streams()
         self.serving = False
         self.starts = 0
+        self.adapters: set[str] = set()
         self.slots: dict[int, str] = {}
         self._settings = settings
         self._on_lost = on_lost
@@ -76,7 +78,7 @@ class WorkerGroup:
         if size > 1:
             self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="modelswap-ranks-"))
         self.starts += 1
-        self.slots.clear()
+        self.forget_adapters()
         self._workers = [self._worker(index, size) for index in range(size)]
         outcomes = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
         for outcome in outcomes:
@@ -84,6 +86,11 @@ class WorkerGroup:
                 self.kill("another rank did not come up")
                 raise outcome
         self._beat = asyncio.create_task(self._watch(), name=f"heartbeat-{self.replica}")
+
+    def forget_adapters(self) -> None:
+        """It holds none any more."""
+        self.adapters.clear()
+        self.slots.clear()
 
     def _worker(self, index: int, size: int) -> WorkerProcess:
         store = str(self._folder / "store") if self._folder is not None else ""

@@ -61,6 +61,7 @@ class Lockstep:
         self._known = ""
         self._weights = 0
         self._tokens = 0
+        self._let_go = 0
         self.leads: bool = self._helper.is_tp_driver
         self._helper.tp_all_reduce_state = self._meet
         self._helper.tp_broadcast_object_from_rank_0 = self._hand_on
@@ -73,6 +74,7 @@ class Lockstep:
     def let_go(self) -> None:
         """End a pause that a peer asked for and nobody here holds."""
         with self._status._condition:
+            self._let_go += 1
             if self._status._pauses_requested == 0:
                 self._status._paused = False
                 self._status._condition.notify_all()
@@ -90,11 +92,19 @@ class Lockstep:
                 self._exchange(payload_size, stop_status, pause_requested)
             return payload_size, stop_status, 0
         while True:
+            before = self._let_go
             payload, stop, pause = self._exchange(payload_size, stop_status, pause_requested)
             if stop == _HARD_STOP or not pause:
                 return payload, stop, 0
-            self._status.pause_and_wait()
+            self._stand_still(before)
             stop_status, pause_requested = self._status.local_status, self._status.is_pause_requested()
+
+    def _stand_still(self, before: int) -> None:
+        """Stand still until the pause ends; ``before`` counts how often such were ended when it was agreed on."""
+        with self._status._condition:
+            # It may have been ended before this loop has come to stand: nobody would end it a second time.
+            if self._status._pauses_requested or self._let_go == before:
+                self._status.pause_and_wait()
 
     def _exchange(self, payload_size: int, stop_status: int, pause_requested: int) -> tuple[int, int, int]:
         mark = self._mark()

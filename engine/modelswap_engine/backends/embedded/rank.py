@@ -82,6 +82,8 @@ class Rank:
         self._staging = Staging(new_pace=self.background, niceness=settings.stage_niceness)
         self.transfers = RankTransfers(
             number=number,
+            ranks=settings.ranks,
+            team=team,
             boot_id=boot_id,
             get_updater=lambda: self._loaded().updater,
             loaders=settings.weight_loaders,

@@ -1,15 +1,22 @@
 """What one rank does for each transfer order: in by the receiver, out by the exporter, through the groups it is in.
 
-Groups belong to the process: they outlive the model, which may be loaded anew between two updates.
+What goes out the first rank of a replica gives out; the others of a split model give their slices to it. Groups belong
+to the process: they outlive the model, which may be loaded anew between two updates.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
+from modelswap_engine.backends.embedded.gathering import Gathered, give, refuse
+from modelswap_engine.backends.embedded.team import Team
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.transfer import (
+    FillMemory,
     FlushCache,
     JoinGroup,
     LeaveGroup,
+    Outgoing,
+    Reading,
     ReadTensor,
     ReceiveBroadcast,
     ReceiveFiles,
@@ -18,7 +25,8 @@ from modelswap_engine.backends.transfer import (
     TransferReply,
     WriteFile,
 )
-from modelswap_engine.weights.export.exporter import WeightExporter
+from modelswap_engine.weights.export.exporter import WeightExporter, names_in
+from modelswap_engine.weights.export.view import Whole
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.transfer.groups import Groups
 from modelswap_engine.weights.transfer.loaders import WeightLoaders
@@ -31,6 +39,8 @@ class RankTransfers:
 
     Args:
         number: of the rank.
+        ranks: how many there are.
+        team: the other ranks of a model that is split.
         boot_id: of its process.
         get_updater: returns the versions of the model that is loaded now.
         loaders: the custom loaders that may be used.
@@ -41,6 +51,8 @@ class RankTransfers:
         self,
         *,
         number: int,
+        ranks: int,
+        team: Team | None,
         boot_id: str,
         get_updater: Callable[[], WeightUpdater],
         loaders: Sequence[str],
@@ -49,18 +61,24 @@ class RankTransfers:
         self._number = number
         self._boot_id = boot_id
         self._flush = flush
-        self._groups = Groups(number)
+        self._team = team
+        self._get_updater = get_updater
+        self._groups = Groups(number, alone=ranks == 1)
         self._receiver = WeightReceiver(
             get_inbox=lambda: get_updater().inbox, loaders=WeightLoaders(loaders), groups=self._groups
         )
-        self._exporter = WeightExporter(get_view=lambda: get_updater().view(), groups=self._groups)
 
     def carry_out(self, order: TransferOrder, *, pace: Pace) -> TransferReply:
-        """Do what an order says, until ``pace`` is cancelled; of what goes out, one rank's is enough.
+        """Do what an order says, until ``pace`` is cancelled.
 
         Raises:
             ModelswapError: it could not be done.
+            TeamBrokenError: the ranks of a split model lost each other.
         """
+        if isinstance(order, Outgoing):
+            reading = self._give_out(order, pace=pace)
+            return TransferReply(rank=self._number, boot_id=self._boot_id, reading=reading)
+        pace.spend(0)
         reply = TransferReply(rank=self._number, boot_id=self._boot_id)
         match order:
             case ReceiveFiles():
@@ -75,13 +93,45 @@ class RankTransfers:
                 self._groups.leave(group)
             case FlushCache(policy=policy):
                 return TransferReply(rank=self._number, boot_id=self._boot_id, requests=self._flush(policy))
-            case WriteFile() if self._number == 0:
-                self._exporter.write(order, pace=pace)
-            case SendBroadcast() if self._number == 0:
-                self._exporter.send(order, pace=pace)
-            case ReadTensor() if self._number == 0:
-                reading = self._exporter.read(order)
-                return TransferReply(rank=self._number, boot_id=self._boot_id, reading=reading)
-            case WriteFile() | SendBroadcast() | ReadTensor():
-                pass
         return reply
+
+    def _give_out(self, order: Outgoing, *, pace: Pace) -> Reading | None:
+        with self._whole(order, pace=pace) as view:
+            if view is None:
+                return None
+            exporter = WeightExporter(get_view=lambda: view, groups=self._groups)
+            match order:
+                case WriteFile():
+                    exporter.write(order, pace=pace)
+                case FillMemory():
+                    exporter.fill(order, pace=pace)
+                case SendBroadcast():
+                    exporter.send(order, pace=pace)
+                case ReadTensor():
+                    return exporter.read(order)
+        return None
+
+    @contextlib.contextmanager
+    def _whole(self, order: Outgoing, *, pace: Pace) -> Iterator[Whole | None]:
+        """Offer whole tensors; None on a rank that has only given its slices away, which is done then."""
+        team = self._team
+        if team is None:
+            pace.spend(0)
+            yield self._get_updater().view()
+            return
+        names = names_in(order)
+        try:
+            view = self._get_updater().view()
+        except Exception:
+            if names:
+                refuse(team)
+            raise
+        if team.index:
+            give(view, names, team, pace=pace)
+            yield None
+            return
+        gathered = Gathered(view, names, team, pace=pace)
+        try:
+            yield gathered
+        finally:
+            gathered.stop()

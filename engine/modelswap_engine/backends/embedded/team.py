@@ -7,7 +7,7 @@ for ever. Every wait has a bound: a rank that waits longer knows that its team i
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Final
 
@@ -53,6 +53,7 @@ class Team:
             _library.set_timeout(timedelta(seconds=seconds), group)
         self._brief = self._group(seconds)
         self._patient = self._group(load_seconds)
+        self._gathering = self._group(load_seconds)
 
     @staticmethod
     def _group(seconds: float) -> Any:
@@ -74,6 +75,31 @@ class Team:
         yes = torch.tensor([int(answer)])
         self._sum(yes, what, patient=False)
         return int(yes) == self.size
+
+    def highest(self, words: list[int], what: str) -> list[int]:
+        """Exchange numbers beside the control calls; return the highest of each. The ranks' transfers meet here.
+
+        Raises:
+            TeamBrokenError: the others did not come, or are gone.
+        """
+        shared = torch.tensor(words, dtype=torch.int64)
+        self._exchange(what, lambda group: _library.all_reduce(shared, op=_library.ReduceOp.MAX, group=group))
+        return [int(word) for word in shared.tolist()]
+
+    def share(self, tensor: torch.Tensor, *, source: int, what: str) -> None:
+        """Send a tensor in host memory from one rank to all, beside the control calls; in place.
+
+        Raises:
+            TeamBrokenError: the others did not come, or are gone.
+        """
+        self._exchange(what, lambda group: _library.broadcast(tensor, src=source, group=group))
+
+    def _exchange(self, what: str, call: Callable[[Any], Any]) -> None:
+        try:
+            call(self._gathering)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise TeamBrokenError(f"{what}: the ranks of this model lost each other: {reason}") from error
 
     def _sum(self, words: torch.Tensor, what: str, *, patient: bool) -> None:
         try:

@@ -49,7 +49,6 @@ class Transfers:
         while True:
             call, pace = self._orders.get()
             try:
-                pace.spend(0)
                 reply = self._rank.transfers.carry_out(call.order, pace=pace)
             except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
                 reply = TransferReply(rank=self._rank.number, boot_id=self._rank.boot_id, error=self._describe(error))

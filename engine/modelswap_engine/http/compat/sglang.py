@@ -7,6 +7,7 @@ from aiohttp import web
 from modelswap_engine.http.bodies import json_response, read_body
 from modelswap_engine.http.compat import sglang_bodies as bodies
 from modelswap_engine.http.compat.guard import guarded
+from modelswap_engine.http.compat.ranks import Place, places
 from modelswap_engine.http.compat.session import PauseMode, TrainerSession
 from modelswap_engine.http.compat.sglang_adapters import AdapterRoutes
 from modelswap_engine.http.compat.sglang_answers import Handler, answering, done
@@ -141,16 +142,19 @@ class SglangRoutes:
         if body.action not in _ACTIONS:
             raise BadRequest(f"Unsupported action={body.action[:40]!r}", advice="live weights stay as they are")
         result = await self._coordinator.check(CheckRequest(action=_ACTIONS[body.action]))
-        checksums = {name: value.removeprefix("sha256:")[:_HASH_SHOWN] for name, value in result.tensors.items()}
-        ranks: list[dict[str, Any]] = [
-            {
-                "checksums": checksums,
-                "per_gpu_checksum": result.digest.removeprefix("sha256:"),
-                "parallelism_info": [{"role": "target", "tp_rank": 0, "tp_size": 1}],
-            }
-        ]
-        facts = {"ranks": ranks, "per_engine_checksum": result.digest.removeprefix("sha256:")}
+        digest = result.digest.removeprefix("sha256:")
+        found = places(self._coordinator.state().ranks, result)
+        facts = {"ranks": [_rank(place, digest) for place in found], "per_engine_checksum": digest}
         if not result.ok:
-            names = ", ".join(item.name for item in result.mismatched[:5])
+            names = ", ".join(f"{i.name} (rank {', '.join(map(str, i.ranks))})" for i in result.mismatched[:5])
             return json_response({"success": False, "message": f"changed: {names}", **facts}, status=400)
         return done("Success.", **facts)
+
+
+def _rank(place: Place, digest: str) -> dict[str, Any]:
+    seat = {"tp_rank": place.tp, "tp_size": place.tp_size, "dp_rank": place.dp, "dp_size": place.dp_size}
+    return {
+        "checksums": {name: value[:_HASH_SHOWN] for name, value in place.hashes.items()},
+        "per_gpu_checksum": digest,
+        "parallelism_info": [{"role": "target", **seat}],
+    }

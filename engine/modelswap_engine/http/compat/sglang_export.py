@@ -60,6 +60,7 @@ class ExportRoutes:
                 rank=body.group_rank,
                 size=body.world_size,
                 backend=body.backend,
+                sends=True,
             )
         )
         return done("Succeeded to init group.")
@@ -112,7 +113,9 @@ def _plain(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else text
 
 
-def _joining(group: str, *, address: str, port: str | int, rank: int, size: int, backend: str) -> JoinGroupRequest:
+def _joining(
+    group: str, *, address: str, port: str | int, rank: int, size: int, backend: str, sends: bool = False
+) -> JoinGroupRequest:
     fields = {
         "group": group,
         "address": address,
@@ -120,6 +123,7 @@ def _joining(group: str, *, address: str, port: str | int, rank: int, size: int,
         "rank": rank,
         "size": size,
         "backend": backend,
+        "sends": sends,
     }
     return decode(encode(fields), JoinGroupRequest)
 

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from modelswap_engine.http.bodies import json_response, read_body, read_large
 from modelswap_engine.http.compat.guard import guarded
+from modelswap_engine.http.compat.ranks import places
 from modelswap_engine.http.compat.session import OWNER, PauseMode, TrainerSession
 from modelswap_engine.http.compat.sglang_answers import Handler
 from modelswap_engine.http.compat.sglang_weights import as_uri
@@ -29,7 +30,6 @@ from modelswap_engine.swap.coordinator import Coordinator
 PREFIX: Final = "/compat/vllm"
 GROUP: Final = "weight_transfer"
 _MODES: Final = {"abort": PauseMode.ABORT, "wait": PauseMode.WAIT, "keep": PauseMode.RETRACT}
-_RANK_PREFIX: Final = "dp0:pp0:pcp0:tp0:"
 
 
 class InitInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +220,11 @@ class VllmRoutes:
                 advice="use checksum or compare",
             )
         result = await self._coordinator.check(CheckRequest())
-        found = {f"{_RANK_PREFIX}{name}": value.removeprefix("sha256:") for name, value in result.tensors.items()}
+        found = {
+            f"dp{place.dp}:pp0:pcp0:tp{place.tp}:{name}": value
+            for place in places(self._coordinator.state().ranks, result)
+            for name, value in place.hashes.items()
+        }
         if body.action == "checksum":
             return json_response({"checksums": found})
         wrong = sorted(n for n in body.baseline.keys() | found.keys() if body.baseline.get(n) != found.get(n))

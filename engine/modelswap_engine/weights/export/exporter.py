@@ -12,10 +12,10 @@ from typing import Final
 import torch
 
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.backends.transfer import Reading, ReadTensor, SendBroadcast, WriteFile
+from modelswap_engine.backends.transfer import FillMemory, Reading, ReadTensor, SendBroadcast, WriteFile
 from modelswap_engine.protocol.errors import BadRequest, ModelswapError
-from modelswap_engine.weights.export.view import CheckpointView
-from modelswap_engine.weights.export.writer import write_file
+from modelswap_engine.weights.export.view import Whole
+from modelswap_engine.weights.export.writer import fill_memory, write_file
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.place import HOST
 from modelswap_engine.weights.reader import DTYPES, read_tensor
@@ -35,7 +35,7 @@ class WeightExporter:
         groups: the process groups that they may be sent to.
     """
 
-    get_view: Callable[[], CheckpointView]
+    get_view: Callable[[], Whole]
     groups: Groups
 
     def read(self, order: ReadTensor) -> Reading:
@@ -73,22 +73,33 @@ class WeightExporter:
 
         write_file(Path(order.path), order.tensors, pieces, pace=pace)
 
+    def fill(self, order: FillMemory, *, pace: Pace) -> None:
+        """Write live tensors where their ranges say.
+
+        Raises:
+            ManifestMismatch: what is live is not what the order says.
+            ModelswapError: see :func:`~modelswap_engine.weights.export.writer.fill_memory`.
+        """
+        view = self.get_view()
+        fill_memory(order.tensors, lambda wanted: view.place.pieces(view.tensor(wanted.name)), pace=pace)
+
     def send(self, order: SendBroadcast, *, pace: Pace) -> None:
         """Broadcast live tensors in the order's order; a group that fails at it is left.
 
         Raises:
             UnknownGroup: this engine is in no such group.
+            BadRequest: all ranks of this engine are in it.
             GroupFailed: a member is gone, or took too long.
             IncompatibleModel: the engine does not hold a tensor.
         """
-        group, view = self.groups.find(order.group), self.get_view()
+        group, view = self.groups.sender(order.group), self.get_view()
         try:
             self._send(order, group, view, pace=pace)
         except ModelswapError:
             self.groups.discard(order.group)
             raise
 
-    def _send(self, order: SendBroadcast, group: Group, view: CheckpointView, *, pace: Pace) -> None:
+    def _send(self, order: SendBroadcast, group: Group, view: Whole, *, pace: Pace) -> None:
         waiting: list[torch.Tensor] = []
         size = 0
         for number, name in enumerate(order.names, start=1):
@@ -99,3 +110,15 @@ class WeightExporter:
                 view.place.settle()  # the group has a queue of its own
                 group.broadcast(waiting, root=group.rank, seconds=order.seconds, pace=pace)
                 waiting, size = [], 0
+
+
+def names_in(order: WriteFile | FillMemory | SendBroadcast | ReadTensor) -> tuple[str, ...]:
+    """Return the live tensors that an order asks for, in the order in which it does."""
+    match order:
+        case WriteFile() | FillMemory():
+            live = (item for item in order.tensors if not item.path or isinstance(order, FillMemory))
+            return tuple(item.name for item in live)
+        case SendBroadcast():
+            return order.names
+        case ReadTensor():
+            return (order.name,)

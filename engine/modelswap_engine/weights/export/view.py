@@ -1,6 +1,11 @@
-"""The live tensors of one moment as the checkpoint tensors that they were made of."""
+"""The live tensors of one moment as the checkpoint tensors that they were made of.
 
+Of a model that is split over ranks each has parts only; where they belong is asked of the rule that cut them.
+"""
+
+import dataclasses
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
@@ -8,6 +13,30 @@ from modelswap_engine.protocol.errors import IncompatibleModel
 from modelswap_engine.weights.hashing import restore_dtype
 from modelswap_engine.weights.mapping import Group, Loader, Part
 from modelswap_engine.weights.place import Place
+
+
+class Whole(Protocol):
+    """Whatever gives whole checkpoint tensors."""
+
+    @property
+    def place(self) -> Place:
+        """Where they lie."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return one checkpoint tensor.
+
+        Raises:
+            IncompatibleModel: it cannot be had back.
+        """
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Extract:
+    """What one process holds of a tensor: the ``positions`` along ``dim``; all of it where ``dim`` is None."""
+
+    tensor: torch.Tensor
+    dim: int | None
+    positions: torch.Tensor
 
 
 class CheckpointView:
@@ -18,6 +47,8 @@ class CheckpointView:
         home: the fusion group of every checkpoint name.
         shapes: every checkpoint tensor, on the meta device.
         live: every runtime name's tensor.
+        hashes: what every whole checkpoint tensor must hash to.
+        digest: of the version.
         place: where they lie.
     """
 
@@ -28,9 +59,13 @@ class CheckpointView:
         shapes: Mapping[str, torch.Tensor],
         live: Mapping[str, torch.Tensor],
         *,
+        hashes: Mapping[str, str],
+        digest: str,
         place: Place,
     ) -> None:
         self.place = place
+        self.hashes = hashes
+        self.digest = digest
         self._loader = loader
         self._home = home
         self._shapes = shapes
@@ -41,20 +76,46 @@ class CheckpointView:
         """Return one checkpoint tensor; what was fused with it is kept until it is asked for, too.
 
         Raises:
+            IncompatibleModel: the engine does not hold it as it is in the checkpoint, or this process only a part.
+        """
+        found = self.held(name)
+        if found.shape != self._shapes[name].shape:
+            raise _not_had(name)
+        return found
+
+    def held(self, name: str) -> torch.Tensor:
+        """Return what this process holds of one checkpoint tensor: all of it, or the slice of one rank.
+
+        Raises:
             IncompatibleModel: the engine does not hold it as it is in the checkpoint.
         """
         wanted = self._shapes.get(name)
         with self.place.beside():
             found = self._exported(name)
             original = restore_dtype(found, wanted.dtype) if found is not None and wanted is not None else None
-        # One of another shape is the slice that one rank of several has.
-        if original is None or wanted is None or original.shape != wanted.shape:
-            raise IncompatibleModel(
-                f"tensor {name[:200]!r} cannot be had back from the engine's memory",
-                advice="take it from the checkpoint; an engine that splits its model over ranks gives none back",
-                details={"tensor": name[:200]},
-            )
+        if original is None:
+            raise _not_had(name)
         return original
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole checkpoint tensor."""
+        return tuple(self._shapes[name].shape)
+
+    def extract(self, name: str) -> Extract:
+        """Return what this process holds of one checkpoint tensor, and where in the whole it belongs.
+
+        Raises:
+            IncompatibleModel: it cannot be had back, or is cut in a way that cannot be undone.
+        """
+        part, shape = self.held(name), self.shape(name)
+        cut = [dim for dim, extent in enumerate(shape) if part.shape[dim] != extent]
+        if not cut:
+            return Extract(part, None, torch.empty(0, dtype=torch.int64))
+        if len(cut) > 1:
+            raise _not_had(name)
+        # The rule itself says which positions these are: it is given their numbers to cut.
+        numbers = torch.arange(shape[cut[0]]).reshape([-1 if dim == cut[0] else 1 for dim in range(len(shape))])
+        return Extract(part, cut[0], self._loader.slice(name, numbers).reshape(-1))
 
     def _exported(self, name: str) -> torch.Tensor | None:
         if name not in self._home:
@@ -67,3 +128,11 @@ class CheckpointView:
         if kept:
             self._kept[part] = kept
         return found
+
+
+def _not_had(name: str) -> IncompatibleModel:
+    return IncompatibleModel(
+        f"tensor {name[:200]!r} cannot be had back from the engine's memory",
+        advice="take it from the checkpoint",
+        details={"tensor": name[:200]},
+    )

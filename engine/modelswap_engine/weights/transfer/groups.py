@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from modelswap_engine.backends.transfer import JoinGroup
-from modelswap_engine.protocol.errors import Busy, GroupFailed, ModelswapError, UnknownGroup
+from modelswap_engine.protocol.errors import BadRequest, Busy, GroupFailed, ModelswapError, UnknownGroup
 from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.transfer.buckets import raw
 
@@ -30,9 +30,10 @@ _SHORTEST_NAP, _LONGEST_NAP = 0.0001, 0.005
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """One group, and where its tensors must lie."""
+    """One group, and where its tensors must lie; one that ``sends`` has no other rank of this engine in it."""
 
     name: str
+    sends: bool
     rank: int
     size: int
     device: torch.device
@@ -68,41 +69,79 @@ class Groups:
 
     Args:
         number: of this rank; a group gives it the place after those of the ranks before it.
+        alone: there is no other rank.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, alone: bool) -> None:
         self._number = number
+        self._alone = alone
         self._groups: dict[str, Group] = {}
+        self._first_only: set[str] = set()
         self._lock = threading.Lock()
 
     def join(self, order: JoinGroup) -> None:
-        """Meet the other members; returns when all of them are there.
+        """Meet the other members; returns when all of them are there. Where weights leave only the first rank goes.
 
         Raises:
             Busy: there is a group with this name, or there are too many.
             GroupFailed: the others did not come in time.
         """
         with self._lock:
-            if order.group in self._groups or len(self._groups) >= MOST_GROUPS:
-                what = f"a group {order.group!r} exists" if order.group in self._groups else "too many groups exist"
+            known = self._groups.keys() | self._first_only
+            if order.group in known or len(known) >= MOST_GROUPS:
+                what = f"a group {order.group!r} exists" if order.group in known else "too many groups exist"
                 raise Busy(what, advice="destroy the old group first, or choose another name")
+            if order.sends and self._number:
+                self._first_only.add(order.group)
+                return
         rank = order.rank + self._number
         try:
             handle = _connect(order, rank)
         except (RuntimeError, ValueError, OSError) as error:
             raise _failed(order.group, str(error)) from error
         made = Group(
-            name=order.group, rank=rank, size=order.size, device=torch.device(_DEVICE[order.backend]), handle=handle
+            name=order.group,
+            sends=order.sends,
+            rank=rank,
+            size=order.size,
+            device=torch.device(_DEVICE[order.backend]),
+            handle=handle,
         )
         with self._lock:
             self._groups[order.group] = made
 
-    def find(self, name: str) -> Group:
-        """Return a group.
+    def receiver(self, name: str) -> Group:
+        """Return a group that all ranks of this engine receive through.
 
         Raises:
             UnknownGroup: this engine is in no such group.
+            BadRequest: only the first rank is in it.
         """
+        with self._lock:
+            refused = name in self._first_only or (name in self._groups and self._groups[name].sends)
+        if refused and not self._alone:
+            raise BadRequest(
+                f"group {name[:200]!r} was joined to send: only the first rank of this engine is in it",
+                advice="join another group with all ranks (sends: false) to receive",
+            )
+        return self._find(name)
+
+    def sender(self, name: str) -> Group:
+        """Return a group that the first rank sends through.
+
+        Raises:
+            UnknownGroup: this engine is in no such group.
+            BadRequest: the other ranks of this engine are in it, too, and would have to receive.
+        """
+        found = self._find(name)
+        if not (found.sends or self._alone):
+            raise BadRequest(
+                f"group {name[:200]!r} was joined by all ranks of this engine: they would have to receive what is sent",
+                advice="join another group with sends: true",
+            )
+        return found
+
+    def _find(self, name: str) -> Group:
         with self._lock:
             found = self._groups.get(name)
             known = ", ".join(sorted(self._groups)) or "none"
@@ -122,12 +161,17 @@ class Groups:
             found.handle.abort()
 
     def leave(self, name: str) -> None:
-        """Leave a group.
+        """Leave a group; that the engine is in it the first rank knows.
 
         Raises:
             UnknownGroup: this engine is in no such group.
         """
-        self.discard(self.find(name).name)
+        if self._number:
+            with self._lock:
+                self._first_only.discard(name)
+            self.discard(name)
+        else:
+            self.discard(self._find(name).name)
 
 
 def _connect(order: JoinGroup, rank: int) -> Any:

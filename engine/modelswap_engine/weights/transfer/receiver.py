@@ -64,12 +64,13 @@ class WeightReceiver:
 
         Raises:
             UnknownGroup: this engine is in no such group.
+            BadRequest: it was joined to send.
             GroupFailed: the sender is gone, sends something else, or took too long.
             UnknownLoader: the named loader is not allowed.
             ChecksFailed: a value is not finite.
         """
         self.loaders.find(order.loader)  # before anybody waits for it
-        group = self.groups.find(order.group)
+        group = self.groups.receiver(order.group)
         tensors = empty_tensors(order.tensors, device=group.device)
         size = sum(tensor.nbytes for tensor in tensors)
         bucket = torch.empty(size, dtype=torch.uint8, device=group.device) if order.flattened else None
