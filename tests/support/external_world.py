@@ -31,6 +31,24 @@ from tests.support.swapping import Unbounded, at_once, checkpoint, last, request
 BOUNDS = ExternalSettings(call=5.0, load=5.0, stage=5.0, hash=5.0, reach=0.3, watch=0.01, answer=1.0, misses=2)
 
 
+class FakeStarting:
+    """What the engine's launcher would be told.
+
+    Attributes:
+        told: digests that were offered, "" for each withdrawal.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def offer(self, order: Load) -> Path:
+        self.told.append(order.digest)
+        return Path("/checkpoints") / order.digest
+
+    async def withdraw(self) -> None:
+        self.told.append("")
+
+
 class ExternalWorld:
     """One pod.
 
@@ -58,6 +76,7 @@ class ExternalWorld:
         self.control = FakeControl(engine="vllm")
         self.restart = RestartWish()
         self.ranks: list[FakeRank] = []
+        self.launcher = FakeStarting()
         self.boot(self.one)
         self.control.on_load = self._load
         bounds = dataclasses.replace(BOUNDS, reach=reach, call=call)
@@ -66,7 +85,7 @@ class ExternalWorld:
             settings=bounds,
             requests=requests or self.control.requests(),
             restart=self.restart,
-            materialise=self._materialise if loads_anew else None,
+            starting=self.launcher if loads_anew else None,
         )
         clock = SystemClock()
         self.gate = Gate(clock=clock)
@@ -98,9 +117,6 @@ class ExternalWorld:
             FakeRank(tensors, read=self.sources.read, rank=rank, ranks=self.size) for rank in range(self.size)
         ]
         self.control.restart(self.ranks)
-
-    async def _materialise(self, order: Load) -> str:
-        return order.digest
 
     def _load(self, digest: str) -> None:
         content = next(found for found in self.sources.checkpoints.values() if found.digest == digest)

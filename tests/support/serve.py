@@ -1,4 +1,4 @@
-"""The whole engine process as users start it: `modelswap serve` on free ports, watched, asked and ended by pid.
+"""A serving process as users start it: `modelswap serve` or `proxy` on free ports, watched, asked and ended by pid.
 
 Refuses to know what is inside; everything goes through the two ports and the command line.
 """
@@ -57,7 +57,15 @@ class Served:
     A call of ours that blocks its event loop ends it (:mod:`tests.support.strict`).
     """
 
-    def __init__(self, folder: Path, model: Path, *, options: Sequence[str] = (), roots: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        *,
+        command: Sequence[str] = ("serve", *SMALL),
+        options: Sequence[str] = (),
+        roots: Sequence[Path] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.control_port = free_port(), free_port()
         self.token_file = folder / "token"
@@ -65,10 +73,10 @@ class Served:
             self.token_file.write_text(secrets.token_urlsafe(24) + "\n")
         self.log = folder / "serve.log"
         self._options = [
+            *command,
             *("--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--control-port", str(self.control_port)),
             *("--state-dir", str(folder / "state"), "--token-file", str(self.token_file)),
-            *SMALL,
             *(item for root in roots for item in ("--allow-root", str(root))),
             *options,
         ]
@@ -99,7 +107,7 @@ class Served:
         """Start the process; :meth:`wait_ready` says when it serves."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.strict", "serve", *self._options],
+                [sys.executable, "-m", "tests.support.strict", *self._options],
                 env=environment(**({"MODELSWAP_FAULT": fault} if fault else {})),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -113,7 +121,7 @@ class Served:
         while not self.ready():
             assert self._process is not None
             if self._process.poll() is not None:
-                raise AssertionError(f"serve ended with {self._process.returncode}:\n{self.tail()}")
+                raise AssertionError(f"it ended with {self._process.returncode}:\n{self.tail()}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"not ready after {seconds:.0f} s:\n{self.tail()}")
             time.sleep(POLL_SECONDS)

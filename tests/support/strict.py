@@ -17,6 +17,7 @@ PACKAGE = "modelswap_engine"
 _ALLOWED = (
     # Before anything is served, and after everything has ended, nobody waits for the loop.
     ("modelswap_engine/cli/serve.py", ("_serve", "_coordinator")),
+    ("modelswap_engine/cli/proxy.py", ("_serve", "_sidecar")),
     ("modelswap_engine/swap/journal.py", ("open", "close")),
     # A fake whose files are a few bytes.
     ("tests/support/fake_source.py", ("copy_side_files",)),

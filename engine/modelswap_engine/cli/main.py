@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from modelswap_engine import __version__
-from modelswap_engine.cli import adapters, diff, launch, manifest, operations, serving
+from modelswap_engine.cli import adapters, diff, launch, manifest, operations, proxying, serving
 from modelswap_engine.protocol.errors import ModelswapError
 
 app = typer.Typer(
@@ -38,7 +38,7 @@ def _root(
     del version
 
 
-for _module in (serving, operations, adapters, manifest, diff, launch):
+for _module in (serving, proxying, operations, adapters, manifest, diff, launch):
     _module.register(app)
 
 

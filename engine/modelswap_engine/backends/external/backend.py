@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from modelswap_engine.backends.external import views
 from modelswap_engine.backends.external.control import EngineControl, EngineFacts, Requests
-from modelswap_engine.backends.external.loading import Loading, Materialise, emptied
+from modelswap_engine.backends.external.loading import Loading, Starting, emptied
 from modelswap_engine.backends.external.ranks import Ranks
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
@@ -52,8 +52,8 @@ class ExternalBackend:
         settings: bounds.
         requests: those that clients have in the engine.
         restart: takes the wish that the engine be restarted.
-        materialise: where given, an engine that holds another version than it must is made to load the right one; else
-            a restart is wanted, which starts it on the right one.
+        starting: tells whoever starts the engine on what. Where nobody listens, an engine that holds another version
+            than it must cannot be helped.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class ExternalBackend:
         requests: Requests,
         restart: RestartWish,
         settings: ExternalSettings | None = None,
-        materialise: Materialise | None = None,
+        starting: Starting | None = None,
     ) -> None:
         self._control = control
         self._settings = settings or ExternalSettings()
         self._requests = requests
         self._restart = restart
         self._ranks = Ranks(control, call_seconds=self._settings.call)
-        self._loading = Loading(control, self._ranks, bounds=self._settings, restart=restart, materialise=materialise)
+        self._loading = Loading(control, self._ranks, bounds=self._settings, restart=restart, starting=starting)
         self._watch = Watch(
             control,
             seconds=self._settings.watch,
@@ -124,8 +124,9 @@ class ExternalBackend:
         self._lost()
         with self._requests.barred():
             self._requests.end()
+            folder = await self._loading.offer(order)
             self._facts = await self._loading.reach()
-            loaded = await self._decisive("load", self._loading.load(order, self._facts))
+            loaded = await self._decisive("load", self._loading.load(order, self._facts, folder=folder))
         if loaded.layout is not None:
             self._layout, self._alive = loaded.layout, True
             self._watch.expect(self._facts.boot_id)
@@ -193,7 +194,9 @@ class ExternalBackend:
         """Promise that commit can no longer fail for want of anything."""
         if overlap:
             raise UnsupportedChange(views.NO_OVERLAP, advice="use traffic mode Drain")
-        return await self._ask("prepare", wire.PrepareCall(operation_id))
+        replies = await self._ask("prepare", wire.PrepareCall(operation_id))
+        await self._loading.withdraw()
+        return replies
 
     async def pause(self, operation_id: str, *, timeout: float, policy: RequestPolicy) -> Sequence[Reply]:
         """See to it that nobody has a request in the engine: then it makes no step, and need not be stopped.

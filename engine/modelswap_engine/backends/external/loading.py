@@ -6,9 +6,10 @@ is true. What cannot be trusted is told by ``WorkerLost``, and never repaired he
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 from modelswap_engine.backends.external import views
 from modelswap_engine.backends.external.control import EngineControl, EngineFacts
@@ -21,8 +22,15 @@ from modelswap_engine.protocol.errors import Busy, Internal, ManifestMismatch, N
 
 _POLL_SECONDS: Final = 0.02
 
-Materialise = Callable[[Load], Awaitable[str]]
-"""Lays a whole version out as a checkpoint folder that the engine can read, and returns the folder."""
+
+class Starting(Protocol):
+    """What an engine starts on; see :class:`~modelswap_engine.backends.external.start_point.StartPoint`."""
+
+    async def offer(self, order: Load) -> Path:
+        """Have engines start on this version from now on; returns its folder."""
+
+    async def withdraw(self) -> None:
+        """Have engines wait: what is to be served is about to be another version."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Loading:
         ranks: our half in it.
         bounds: of every wait.
         restart: says which start of the engine is to end.
-        materialise: where given, an engine that holds another version is made to load the right one by itself.
+        starting: tells whoever starts the engine on what; None where nobody listens.
     """
 
     def __init__(
@@ -51,13 +59,22 @@ class Loading:
         *,
         bounds: ExternalSettings,
         restart: RestartWish,
-        materialise: Materialise | None,
+        starting: Starting | None,
     ) -> None:
         self._control = control
         self._ranks = ranks
         self._bounds = bounds
         self._restart = restart
-        self._materialise = materialise
+        self._starting = starting
+
+    async def offer(self, order: Load) -> Path | None:
+        """Have the engine start on this version, should it start; returns the version's folder where it has one."""
+        return await self._starting.offer(order) if self._starting is not None else None
+
+    async def withdraw(self) -> None:
+        """Have an engine that starts wait until it is known what on."""
+        if self._starting is not None:
+            await self._starting.withdraw()
 
     async def reach(self) -> EngineFacts:
         """Wait for an engine that answers and is not the start that is to end.
@@ -81,8 +98,10 @@ class Loading:
                 )
             await asyncio.sleep(self._bounds.watch)
 
-    async def load(self, order: Load, facts: EngineFacts) -> Loaded:
+    async def load(self, order: Load, facts: EngineFacts, *, folder: Path | None) -> Loaded:
         """Have the version live and proven in an engine that nobody has a request in.
+
+        An engine that holds another one loads it from its folder, by its own rules.
 
         Raises:
             UnsupportedChange: our half is not in the engine.
@@ -101,7 +120,7 @@ class Loading:
         await emptied(self._control, seconds=self._bounds.call)
         replies = await self._adopt(order)
         if _mismatch(replies):
-            await self._load_anew(order, replies)
+            await self._load_anew(order, replies, folder=folder)
             replies = await self._adopt(order)
             if _mismatch(replies):
                 raise WorkerLost(f"the engine loaded {order.digest} and holds other weights")
@@ -115,13 +134,11 @@ class Loading:
         answers = await self._ranks.work(lambda work: wire.AdoptCall(work, order), seconds=self._bounds.load)
         return views.replies(answers)
 
-    async def _load_anew(self, order: Load, replies: Sequence[Reply]) -> None:
-        """Make the engine load the version by its own rules."""
-        if self._materialise is None:
+    async def _load_anew(self, order: Load, replies: Sequence[Reply], *, folder: Path | None) -> None:
+        if folder is None:
             error = next(reply.error for reply in replies if reply.error is not None)
             raise WorkerLost(f"the engine holds other weights than {order.digest}: {error.message}")
-        directory = await self._materialise(order)
-        await self._control.load_full(directory, order.digest, seconds=self._bounds.load)
+        await self._control.load_full(str(folder), order.digest, seconds=self._bounds.load)
         if not await self._control.flush(seconds=self._bounds.call):
             raise WorkerLost("the engine did not forget cached keys and values of the weights before")
 

@@ -1,0 +1,208 @@
+"""The process before an external engine: wires its control side, the proxy, sources, coordinator and the two ports."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from modelswap_engine.backends.external.backend import ExternalBackend
+from modelswap_engine.backends.external.control import EngineControl
+from modelswap_engine.backends.external.handshake import read_boot
+from modelswap_engine.backends.external.materialise import Materialiser
+from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.external.settings import ExternalSettings
+from modelswap_engine.backends.external.start_point import StartPoint
+from modelswap_engine.backends.vllm.control import VllmControl
+from modelswap_engine.cli import hosting
+from modelswap_engine.cli.hosting import HostSettings
+from modelswap_engine.cli.proxying import Engine, EngineRestart
+from modelswap_engine.http.app import control_app, proxy_app
+from modelswap_engine.http.engine import EngineCase, EngineRoutes
+from modelswap_engine.http.metrics import Metrics
+from modelswap_engine.http.proxy.dialects import DIALECTS
+from modelswap_engine.http.proxy.flights import Flights
+from modelswap_engine.http.proxy.port import ProxySettings as PortSettings
+from modelswap_engine.http.proxy.upstream import Upstream, UpstreamSettings
+from modelswap_engine.http.spool import Spool
+from modelswap_engine.protocol.errors import BadRequest
+from modelswap_engine.swap.clock import SystemClock
+from modelswap_engine.swap.coordinator import Coordinator
+from modelswap_engine.swap.gate import Gate
+from modelswap_engine.swap.journal import Journal
+from modelswap_engine.swap.memory import Memory, MemoryProbe
+
+MIB: Final = 1 << 20
+_INSIDE: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxySettings(HostSettings):
+    """The options of ``modelswap proxy``, see there."""
+
+    backend: Engine
+    upstream: str
+    max_body_mib: int
+    engine_seconds: float
+    silent_seconds: float
+    checkpoint_dir: Path | None
+    checkpoint_bytes: int
+    runtime_dir: Path | None
+    engine_restart: EngineRestart
+
+
+class _NotHere(MemoryProbe):
+    """The tensors are in the engine's container, whose ranks tell its limit: what bounds this one says nothing."""
+
+    def read(self) -> Memory:
+        return Memory()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sidecar:
+    """What the two ports have in common."""
+
+    backend: ExternalBackend
+    coordinator: Coordinator
+    flights: Flights
+    metrics: Metrics
+    engine: EngineRoutes | None
+
+
+def run_proxy(settings: ProxySettings) -> None:
+    """Serve until a signal.
+
+    Raises:
+        ModelswapError: it could not start.
+    """
+    hosting.run(settings, _serve(settings))
+
+
+async def _serve(settings: ProxySettings) -> None:
+    model, url, starting = hosting.checkpoint_folder(settings), _loopback(settings.upstream), _starting(settings)
+    stopping = hosting.signals()
+    authenticator = await hosting.authenticator(settings)
+    async with (
+        aiohttp.ClientSession() as session,
+        Upstream(UpstreamSettings(url=url, silent_seconds=settings.silent_seconds)) as upstream,
+    ):
+        sidecar = _sidecar(settings, control=_control(settings.backend, url, session), starting=starting, model=model)
+        control = control_app(
+            coordinator=sidecar.coordinator,
+            authenticator=authenticator,
+            metrics=sidecar.metrics,
+            spool=Spool(settings.state_dir.resolve() / "bodies"),
+            engine=sidecar.engine,
+        )
+        served_name = settings.served_model_name or model.name
+        data = proxy_app(
+            coordinator=sidecar.coordinator,
+            dialect=DIALECTS[settings.backend],
+            upstream=upstream,
+            flights=sidecar.flights,
+            metrics=sidecar.metrics,
+            settings=PortSettings(served_model_name=served_name, max_body_bytes=settings.max_body_mib * MIB),
+            base=lambda: sidecar.backend.served_name or served_name,
+            on_lost=sidecar.backend.suspect,
+        )
+        async with _ending_with(sidecar.engine, stopping):
+            await hosting.serve_ports(
+                settings, control=control, data=data, coordinator=sidecar.coordinator, model=model, stopping=stopping
+            )
+
+
+def _sidecar(settings: ProxySettings, *, control: EngineControl, starting: StartPoint | None, model: Path) -> _Sidecar:
+    restart, flights, clock = RestartWish(), Flights(), SystemClock()
+    backend = ExternalBackend(
+        control,
+        requests=flights,
+        restart=restart,
+        settings=ExternalSettings(reach=settings.engine_seconds),
+        starting=starting,
+    )
+    coordinator = Coordinator(
+        backend=backend,
+        sources=hosting.sources_of(settings, model=model),
+        journal=Journal.open(settings.state_dir.resolve() / "journal"),
+        gate=Gate(clock=clock, max_queue=settings.max_queue),
+        clock=clock,
+        settings=hosting.swap_settings(settings, served_name=settings.served_model_name or model.name),
+        memory=_NotHere(),
+    )
+    return _Sidecar(
+        backend=backend,
+        coordinator=coordinator,
+        flights=flights,
+        metrics=Metrics(coordinator.state),
+        engine=_engine_routes(settings, coordinator=coordinator, restart=restart),
+    )
+
+
+def _loopback(upstream: str) -> str:
+    """Return where the engine is, which must be this pod: its admin routes are behind the same port.
+
+    Raises:
+        BadRequest: it is no such address.
+    """
+    url = urlsplit(upstream)
+    if url.scheme != "http" or url.hostname not in _INSIDE or url.path not in ("", "/") or url.username:
+        raise BadRequest(
+            f"--upstream {upstream}: not an address of this pod",
+            advice="have the engine listen on 127.0.0.1 and pass http://127.0.0.1:PORT",
+        )
+    return f"http://{url.netloc}"
+
+
+def _starting(settings: ProxySettings) -> StartPoint | None:
+    """Return how the engine's launcher is told what to start on, None without one."""
+    if settings.checkpoint_dir is None and settings.runtime_dir is None:
+        return None
+    if settings.checkpoint_dir is None or settings.runtime_dir is None:
+        raise BadRequest("--checkpoint-dir and --runtime-dir belong together", advice="pass both, or none of them")
+    place = Materialiser(settings.checkpoint_dir, limit_bytes=settings.checkpoint_bytes)
+    return StartPoint(place, runtime=settings.runtime_dir)
+
+
+def _engine_routes(settings: ProxySettings, *, coordinator: Coordinator, restart: RestartWish) -> EngineRoutes | None:
+    """Return what the engine's own container asks, None where it has none that asks."""
+    if settings.runtime_dir is None:
+        return None
+
+    def case() -> EngineCase:
+        allowed = settings.engine_restart is EngineRestart.ALLOWED
+        return EngineCase(wanted=restart.reason, quarantined=coordinator.stuck, allowed=allowed)
+
+    return EngineRoutes(
+        case=case,
+        boot=partial(read_boot, settings.runtime_dir),
+        drain=lambda: coordinator.drain(settings.drain_seconds),
+        clock=SystemClock(),
+    )
+
+
+@asynccontextmanager
+async def _ending_with(engine: EngineRoutes | None, stopping: asyncio.Event) -> AsyncIterator[None]:
+    """End this process when the engine was started again after all that was done for its end."""
+
+    async def watch(routes: EngineRoutes) -> None:
+        await routes.begun_anew()
+        stopping.set()
+
+    watching = asyncio.create_task(watch(engine)) if engine is not None else None
+    try:
+        yield
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+def _control(engine: Engine, url: str, session: aiohttp.ClientSession) -> EngineControl:
+    match engine:
+        case Engine.VLLM:
+            return VllmControl(url, session)
