@@ -8,7 +8,7 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     │   ├── InvalidCheckpoint, ManifestMismatch, DigestMismatch, IncompatibleModel,
     │   │   IncompatibleAdapter, UnsupportedAdapter, AdapterLimit,
     │   │   UnsupportedFormat, SourceNotAllowed, PeerNotAllowed, UnsupportedScheme, SourceNotFound,
-    │   │   InsufficientMemory, InsufficientDisk, UnsupportedChange, ChecksFailed
+    │   │   InsufficientMemory, InsufficientDisk, UnsupportedChange, Unverifiable, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
     │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable, PeerFailed,
     │   │   SlotsBusy, DrainTimeout, Cancelled
@@ -179,6 +179,12 @@ class InsufficientDisk(Refused):
 
     code = "InsufficientDisk"
     retryable = True
+
+
+class Unverifiable(Refused):
+    """What would be live, or is, could not be proved to be the version: the engine does not show it."""
+
+    code = "Unverifiable"
 
 
 class ChecksFailed(Refused):

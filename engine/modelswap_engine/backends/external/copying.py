@@ -126,7 +126,7 @@ class _Crew:
     def _copy(self, job: _Job) -> None:
         buffer, wanted = self._buffer(), job.wanted
         digest = hashlib.sha256()
-        with _opened(wanted) as source:
+        with opened(wanted) as source:
             for position in range(0, wanted.nbytes, CHUNK_BYTES):
                 if self._stop.is_set() or self._abandoned.is_set():
                     raise Cancelled("writing the checkpoint was cancelled")
@@ -157,7 +157,12 @@ class _Crew:
 
 
 @contextlib.contextmanager
-def _opened(wanted: TensorRange) -> Iterator[Opened]:
+def opened(wanted: TensorRange) -> Iterator[Opened]:
+    """Open the file that a tensor lies in; neither a link nor a pipe that took its place.
+
+    Raises:
+        SourceUnreadable: it cannot be opened, or is no regular file.
+    """
     try:
         descriptor = os.open(wanted.path, _READ)
     except OSError as error:

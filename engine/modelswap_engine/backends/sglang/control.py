@@ -1,0 +1,254 @@
+"""SGLang's control side in the words of :class:`~modelswap_engine.backends.external.control.EngineControl`.
+
+A pause is the retracting one: it gives the cache of every request back, so that a flush succeeds; frozen requests would
+keep keys and values of the old weights and hand them to others. SGLang does not acknowledge it: what shows that it has
+happened is that the schedulers answer a later message. A pause is preceded by a drain of our own where no request is to
+be met, because SGLang has none.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from modelswap_engine.backends.external.control import EngineFacts
+from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.backends.sglang.answers import Checked, Done, ServerInfo
+from modelswap_engine.backends.sglang.client import SglangClient
+from modelswap_engine.backends.sglang.words import ACTION, ANSWER
+from modelswap_engine.protocol.errors import BadRequest, DrainTimeout, ModelswapError, WorkerLost
+from modelswap_engine.protocol.policy import TrafficMode
+
+ENGINE: Final = "sglang"
+RETRACT: Final = "retract"
+POLICIES: Final = frozenset({RequestPolicy.NONE_RUNNING, RequestPolicy.RECOMPUTE, RequestPolicy.ABORT})
+REFUSED: Final = {
+    TrafficMode.FREEZE.value: "SGLang does not flush its cache while frozen requests hold some of it",
+    TrafficMode.OVERLAP.value: "SGLang holds one set of weights",
+}
+_POLL_SECONDS: Final = 0.005
+_LONGEST_POLL_SECONDS: Final = 0.1
+_SHORTEST_SECONDS: Final = 1.0  # for a call, however little time is left
+
+
+class SglangControl:
+    """The control side; see the Protocol.
+
+    Args:
+        client: the routes.
+    """
+
+    def __init__(self, client: SglangClient) -> None:
+        self._client = client
+        self._boot_id = ""
+        self._nonce = ""
+        self._label: str | None = None
+        self._doubt = ""
+        self._policy: RequestPolicy | None = None
+        self._agent: bool | None = None
+        self._ranks = 1
+
+    async def facts(self, *, seconds: float) -> EngineFacts:
+        """Ask what the engine is."""
+        server = await self._client.server_info(seconds=seconds)
+        model = await self._client.model_info(seconds=seconds)
+        self._note(server, model.weight_version)
+        self._ranks = server.tp_size * server.pp_size * server.dp_size
+        if self._agent is None:
+            self._agent = await self._answers(seconds=seconds)
+        return EngineFacts(
+            engine=ENGINE,
+            version=server.version,
+            boot_id=self._boot_id,
+            weight_version=model.weight_version,
+            ranks=self._ranks,
+            served_model_names=(model.served_model_name,),
+            agent=self._agent,
+            policies=POLICIES,
+            refused=dict(REFUSED),
+            max_loras=server.max_loras_per_batch if server.enable_lora else 0,
+        )
+
+    def _note(self, server: ServerInfo, label: str) -> None:
+        """See whether this is another start: SGLang gives its starts no names.
+
+        It tells how long its start took, to the microsecond, and draws a seed unless somebody fixed it; it cannot be
+        reached for a while; and it forgets its label.
+        """
+        if self._client.away or self._label not in (None, label):
+            self._nonce = secrets.token_hex(4)
+        self._client.away, self._label = False, label
+        drawn = f"{server.version} {server.random_seed} {self._nonce} ".encode() + bytes(server.startup_time)
+        boot_id = hashlib.sha256(drawn).hexdigest()[:16]
+        if boot_id != self._boot_id:
+            self._boot_id, self._doubt, self._policy, self._agent = boot_id, "", None, None
+
+    async def alive(self, *, seconds: float) -> bool:
+        """Say whether all its processes do their work: by a token, or while it is paused by the schedulers' answer."""
+        try:
+            if self._policy is None:
+                return await self._client.generates(seconds=seconds)
+            await self._client.server_info(seconds=seconds)
+        except ModelswapError:
+            return False
+        return True
+
+    # Pause.
+
+    async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
+        """Stop the schedulers; see the module.
+
+        Raises:
+            DrainTimeout: requests that nobody here knows of did not end in time; the engine is not paused.
+        """
+        if self._policy is not None:
+            if policy is not self._policy:
+                raise BadRequest(f"SGLang is paused for {self._policy} already, not for {policy}")
+            return
+        if policy not in POLICIES:
+            raise BadRequest(
+                f"SGLang cannot be paused for {policy}", advice=f"use one of {', '.join(sorted(POLICIES))}"
+            )
+        ends = time.monotonic() + seconds
+        if policy is RequestPolicy.RECOMPUTE:
+            await self._retract(policy, ends)
+            return
+        if policy is RequestPolicy.ABORT:
+            await self._client.abort_all(seconds=seconds)
+        await self.drained(seconds=seconds)
+        await self._retract(policy, ends)
+
+    async def halt(self, *, seconds: float) -> None:
+        """Stop the engine without a request in it, paused or not, whoever paused it.
+
+        Requests that somebody retracted are ended before the engine goes on for the moment that its drain takes.
+        """
+        ends = time.monotonic() + seconds
+        await self._client.abort_all(seconds=seconds)
+        await self._client.resume(seconds=seconds)
+        await self.drained(seconds=self._left(ends))
+        await self._retract(RequestPolicy.ABORT, ends)
+
+    async def _retract(self, policy: RequestPolicy, ends: float) -> None:
+        self._policy = policy
+        await self._client.pause(RETRACT, seconds=self._left(ends))
+        # Schedulers answer in order, so they have stopped when this answers; and of nothing that runs any more is kept.
+        flushed = await self._client.flush(seconds=self._left(ends))
+        if not flushed or await self._client.ready(seconds=self._left(ends)):
+            raise WorkerLost("SGLang goes on although it was paused", advice="it will be restarted")
+
+    async def drained(self, *, seconds: float) -> None:
+        """Wait until no request is left.
+
+        The number of requests is published by the schedulers now and then; that a flush succeeds is their own word.
+
+        Raises:
+            DrainTimeout: some are.
+        """
+        ends, pause = time.monotonic() + seconds, _POLL_SECONDS
+        while await self.requests(seconds=self._left(ends)) or not await self.flush(seconds=self._left(ends)):
+            if time.monotonic() >= ends:
+                raise DrainTimeout(
+                    f"requests in SGLang did not end within {seconds:g} s",
+                    advice="send requests to the sidecar's port only",
+                )
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_POLL_SECONDS, pause * 2)
+
+    async def requests(self, *, seconds: float) -> int:
+        """Say how many requests the engine has, running or waiting, as published last."""
+        return (await self._client.loads(seconds=seconds)).requests
+
+    async def resume(self, *, seconds: float) -> None:
+        """Let the schedulers go on, and see that requests are taken again.
+
+        An engine that was asked for its health during a long pause holds itself for unhealthy until it has generated.
+        """
+        ends = time.monotonic() + seconds
+        await self._client.resume(seconds=seconds)
+        self._policy = None
+        if await self._client.ready(seconds=self._left(ends)):
+            return
+        if not await self._client.generates(seconds=self._left(ends)):
+            raise WorkerLost("SGLang generates nothing after a pause", advice="it will be restarted")
+
+    async def paused(self, *, seconds: float) -> bool:
+        """Say whether it takes no requests, which it does not either while it starts or holds itself for unhealthy."""
+        return not await self._client.ready(seconds=seconds)
+
+    def _left(self, ends: float) -> float:
+        return max(_SHORTEST_SECONDS, ends - time.monotonic())
+
+    # Weights.
+
+    async def flush(self, *, seconds: float) -> bool:
+        """Drop the cached keys and values; False when the engine says that it did not."""
+        return await self._client.flush(seconds=seconds)
+
+    async def set_version(self, digest: str, *, seconds: float) -> None:
+        """Change the label of the weights; ends no request."""
+        self._label = None
+        await self._client.set_version(digest, seconds=seconds)
+
+    async def update(self, directory: str, digest: str, *, seconds: float) -> Done:
+        """Load the tensors of a folder over the live ones; without ``success`` it is open what is live."""
+        self._certain()
+        self._label = None
+        try:
+            return await self._client.update_from_disk(directory, digest, seconds=seconds)
+        except WorkerLost as error:
+            self._doubt = error.message
+            raise
+
+    async def load_full(self, directory: str, digest: str, *, seconds: float) -> None:
+        """Load a whole checkpoint over the live tensors."""
+        done = await self.update(directory, digest, seconds=seconds)
+        if not done.success:
+            raise WorkerLost(
+                f"SGLang may have loaded {directory} in part: {done.message}",
+                advice="compare its checksums, or restart it",
+            )
+
+    async def checksums(self, *, seconds: float, skip: Sequence[str] = ()) -> Checked:
+        """Have every rank hash its live tensors, but for those with one of ``skip`` in their names."""
+        self._certain()
+        try:
+            return await self._client.check("checksum", seconds=seconds, skip=skip)
+        except WorkerLost as error:
+            self._doubt = error.message
+            raise
+
+    async def _answers(self, *, seconds: float) -> bool:
+        """Say whether our half is there; asked once for each start, since SGLang logs what it does not know."""
+        try:
+            await self.call_all("", seconds=seconds)
+        except BadRequest:
+            return False
+        return True
+
+    async def call_all(self, text: str, *, seconds: float) -> Sequence[str]:
+        """Carry a text to our half in every rank, as an action of the weights checker."""
+        self._certain()
+        try:
+            checked = await self._client.check(ACTION + text, seconds=seconds)
+            ranks = sorted(checked.ranks, key=lambda rank: rank.rank)
+            answers = [rank.checksums[ANSWER] for rank in ranks if ANSWER in rank.checksums]
+            if len(answers) != self._ranks:
+                raise WorkerLost(
+                    f"{len(answers)} of SGLang's {self._ranks} ranks answered", advice="restart the engine"
+                )
+        except WorkerLost as error:
+            self._doubt = error.message
+            raise
+        return answers
+
+    def _certain(self) -> None:
+        """Refuse calls whose answer may be that of an earlier one, which came late."""
+        if self._doubt:
+            raise WorkerLost(f"SGLang is not asked again until it was restarted: {self._doubt}")
+
+    async def close(self) -> None:
+        """Give connections back."""
+        await self._client.close()

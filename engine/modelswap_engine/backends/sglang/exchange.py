@@ -1,0 +1,127 @@
+"""Exchanging tensors of a paused SGLang by a folder, and learning what is live when it did not say so.
+
+An update that SGLang calls failed can have changed every weight, some, or none: what is live afterwards is read from
+its checksums, never from its answer. The path it is given is always the same symbolic link: the path of the last update
+becomes the name of its model.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from modelswap_engine.backends.external.folder import point
+from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.sglang.control import SglangControl
+from modelswap_engine.backends.sglang.live import Held
+from modelswap_engine.backends.sglang.sums import Sums
+from modelswap_engine.protocol.errors import BadRequest, DigestMismatch, Unverifiable, WorkerLost
+
+log: Final = logging.getLogger("modelswap.sglang")
+LINK: Final = "model"
+"""Name of the link in the folder that is shared with the engine."""
+
+_NAMED: Final = 3
+
+
+class Exchange:
+    """The calls that change weights, and the one that reads their checksums.
+
+    Args:
+        control: of the engine.
+        folder: shared with the engine under the same path.
+        wish: told when the engine must not go on.
+        update_seconds: bound of one update; hash_seconds of reading checksums.
+        experimental: take a version as proved of which some parameters could not be seen.
+    """
+
+    def __init__(
+        self,
+        control: SglangControl,
+        *,
+        folder: Path,
+        wish: RestartWish,
+        update_seconds: float,
+        hash_seconds: float,
+        experimental: bool,
+    ) -> None:
+        self._control = control
+        self._link = folder / LINK
+        self._wish = wish
+        self._update_seconds = update_seconds
+        self._hash_seconds = hash_seconds
+        self._experimental = experimental
+
+    async def observe(self, skip: Sequence[str] = ()) -> dict[int, Sums]:
+        """Return the checksums of every rank, but for parameters with one of ``skip`` in their names."""
+        checked = await self._control.checksums(seconds=self._hash_seconds, skip=skip)
+        return {rank.rank: rank.checksums for rank in checked.ranks}
+
+    async def apply(self, folder: Path, wanted: Held, *, boot_id: str) -> bool:
+        """Load the tensors of a folder over the live ones, so that ``wanted`` is live, and flush the cache.
+
+        Returns whether the engine said so; else it was found out.
+
+        Raises:
+            BadRequest: ``wanted`` is not live; the weights from before are, or a mixture.
+            WorkerLost: the engine died, or holds a cache of other weights; a restart is wanted.
+        """
+        await asyncio.to_thread(point, self._link, folder)
+        try:
+            done = await self._control.update(str(self._link), wanted.digest, seconds=self._update_seconds)
+        except WorkerLost as error:
+            self._wish.want(error.message, boot_id=boot_id)
+            raise
+        if done.success:
+            return True
+        log.warning("an update was answered as failed, its outcome is looked at: %s", done.message)
+        live = await self.observe()
+        if wanted.judge(live).wrong:
+            raise BadRequest(
+                f"SGLang did not load {wanted.digest}: {done.message}", advice="look at the engine's log for the reason"
+            )
+        if not await self._control.flush(seconds=self._update_seconds):
+            self._wish.want("SGLang holds cached keys and values of older weights", boot_id=boot_id)
+            raise WorkerLost(f"SGLang did not flush its cache: {done.message}", advice="it will be restarted")
+        await self._control.set_version(wanted.digest, seconds=self._update_seconds)
+        return False
+
+    async def prove(self, wanted: Held, *, only: Collection[str] = ()) -> dict[int, Sums]:
+        """Read the checksums and hold them against a version; returns what was read.
+
+        Args:
+            wanted: the version.
+            only: the parameters to look at; all when empty.
+
+        Raises:
+            DigestMismatch: a parameter is not the version's.
+            Unverifiable: nothing contradicts it, but some parameters cannot be seen.
+        """
+        names = {name for sums in wanted.sums.values() for name in sums}
+        # What is skipped is skipped wherever its name is a part of another one.
+        others = [name for name in names - set(only) if not any(name in item for item in only)] if only else []
+        live = await self.observe(others)
+        self.require(wanted.without(others), live)
+        return live
+
+    def require(self, wanted: Held, live: Mapping[int, Sums]) -> None:
+        """Hold checksums against a version; see :meth:`prove`."""
+        verdict = wanted.judge(live)
+        if verdict.wrong:
+            raise DigestMismatch(
+                f"{_list(verdict.wrong)} in SGLang: not that of {wanted.digest}",
+                advice="the old weights are put back; look at the engine's log if it happens again",
+                details={"tensor": verdict.wrong[0]},
+            )
+        if verdict.unseen and not self._experimental:
+            raise Unverifiable(
+                f"{_list(verdict.unseen)} in SGLang: no checksum is known for {wanted.digest}",
+                advice="start the engine on this version once, or allow what cannot be proved as experimental",
+                details={"tensor": verdict.unseen[0]},
+            )
+
+
+def _list(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"parameter{'s' if len(names) > 1 else ''} {', '.join(names[:_NAMED])}{more}"

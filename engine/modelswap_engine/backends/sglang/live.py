@@ -1,0 +1,77 @@
+"""What an engine must hold: values of the plain route. They say where bytes lie and what checksums must be."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from modelswap_engine.backends.external.folder import Written
+from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.backends.sglang.sums import Sums, Verdict, judge
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A version, as an engine holds or must hold it.
+
+    ``tensors`` are all of its tensors by name, ``sums`` the checksums of each rank; one that is "" is not known.
+    """
+
+    digest: str
+    directory: Path
+    tensors: Mapping[str, TensorRange]
+    sums: Mapping[int, Sums]
+
+    def without(self, names: Collection[str]) -> "Held":
+        """Return it with fewer parameters to look at."""
+        left = {rank: {n: v for n, v in sums.items() if n not in names} for rank, sums in self.sums.items()}
+        return replace(self, sums=left)
+
+    def judge(self, live: Mapping[int, Sums]) -> Verdict:
+        """Compare with what every rank shows."""
+        if live.keys() != self.sums.keys():
+            return Verdict(wrong=("ranks",))
+        verdicts = [judge(live[rank], sums) for rank, sums in self.sums.items()]
+        return Verdict(
+            wrong=tuple(sorted({name for verdict in verdicts for name in verdict.wrong})),
+            unseen=tuple(sorted({name for verdict in verdicts for name in verdict.unseen})),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """An exchange that is ready: the folders for the way there and back, and what is live at either end.
+
+    ``touched`` are the parameters that it changes.
+    """
+
+    operation_id: str
+    there: Path
+    back: Path
+    undo: Written
+    before: Held
+    after: Held
+    touched: frozenset[str]
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retained:
+    """The previous version: what it was, and the tensors by which it differs from the live one, in our own folder."""
+
+    held: Held
+    folder: Path
+    tensors: tuple[TensorRange, ...]
+
+
+async def in_thread(work: Callable[..., T], *arguments: Any, stop: threading.Event, **keywords: Any) -> T:
+    """Run blocking work that looks at ``stop`` away from the event loop; being cancelled sets it."""
+    try:
+        return await asyncio.to_thread(work, *arguments, stop=stop, **keywords)
+    except asyncio.CancelledError:
+        stop.set()
+        raise

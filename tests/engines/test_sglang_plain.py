@@ -1,0 +1,500 @@
+"""Swaps in the real SGLang through its HTTP routes: each way in which it goes wrong is prevented, or survived."""
+
+import asyncio
+import dataclasses
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
+from modelswap_engine.backends.sglang.client import SglangClient
+from modelswap_engine.backends.sglang.exchange import LINK
+from modelswap_engine.backends.sglang.plain import PlainSglang
+from modelswap_engine.backends.sglang.settings import PlainSettings
+from modelswap_engine.protocol.errors import WorkerLost
+from modelswap_engine.protocol.messages import CheckRequest, VersionRef
+from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.sources.file import FileSource
+from modelswap_engine.sources.registry import Sources
+from modelswap_engine.swap.clock import SystemClock
+from modelswap_engine.swap.coordinator import Coordinator
+from modelswap_engine.swap.gate import Gate
+from modelswap_engine.swap.journal import Journal
+from modelswap_engine.swap.settings import SwapSettings
+from tests.support import models as edits
+from tests.support.orders import accepted, digest_of, hashes_of, load_order, ranges, refused, stage_order
+from tests.support.sglang import Client, Sglang
+from tests.support.swapping import POD, last, request
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+
+LONG = "A prompt that fills several pages of the cache: " + "the quick brown fox jumps over the lazy dog. " * 3
+SETTINGS = PlainSettings(start_seconds=600, call_seconds=30, update_seconds=60, hash_seconds=60, watch_seconds=3600)
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """Versions of one model (``old`` emits lower-case letters only, ``new`` upper-case ones), and another model."""
+
+    old: Path
+    new: Path
+    full: Path
+    other: Path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    root = tmp_path_factory.mktemp("sglang-models")
+    pair = edits.disjoint_pair(root, dtype="bfloat16")
+    names = [name for name in edits.tensor_names(pair.old) if name != "lm_head.weight"]
+    return Models(
+        old=pair.old,
+        new=pair.new,
+        full=edits.write_variant(pair.old, root / "full", names, seed=7),
+        other=edits.tiny_llama(root / "other", hidden=32, dtype="bfloat16"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """A server, a client at its own port, and the backend under test."""
+
+    server: Sglang
+    client: Client
+    backend: PlainSglang
+    wish: RestartWish
+    folder: Path
+    models: Models
+
+    async def load(self, model: Path) -> None:
+        accepted(await self.backend.load(load_order(model)))
+
+    def order(self, old: Path, new: Path, operation: str) -> Stage:
+        return stage_order(old, new, operation_id=operation, groups=self.backend.layout().groups)
+
+    async def staged(self, old: Path, new: Path, operation: str) -> str:
+        accepted(await self.backend.stage(self.order(old, new, operation)))
+        accepted(await self.backend.prepare(operation))
+        return operation
+
+    async def commit(self, operation: str, policy: RequestPolicy = RequestPolicy.NONE_RUNNING) -> int:
+        accepted(await self.backend.pause(operation, timeout=20, policy=policy))
+        requests = accepted(await self.backend.commit(operation, policy)).requests
+        accepted(await self.backend.verify(operation, strict=True))
+        accepted(await self.backend.resume(operation))
+        return requests
+
+    async def swap(
+        self, old: Path, new: Path, operation: str, policy: RequestPolicy = RequestPolicy.NONE_RUNNING
+    ) -> int:
+        await self.staged(old, new, operation)
+        requests = await self.commit(operation, policy)
+        accepted(await self.backend.release(operation, previous=False))
+        return requests
+
+    async def holds(self, model: Path) -> bool:
+        hashes = await self.backend.hashes("*")
+        assert hashes.unverifiable == ()
+        return hashes.tensors == hashes_of(model)
+
+    def another(self, settings: PlainSettings = SETTINGS) -> PlainSglang:
+        """Return the backend of a sidecar that was started anew beside the same engine."""
+        return PlainSglang(SglangClient(self.server.url), folder=self.folder, wish=self.wish, settings=settings)
+
+    @asynccontextmanager
+    async def answering(self, tokens: int = 300) -> AsyncIterator["asyncio.Task[object]"]:
+        """Have a long answer under way."""
+        task = asyncio.create_task(self.client.ask(LONG, tokens=tokens))
+        while not await self.client.running():
+            await asyncio.sleep(0.005)
+        yield task
+        await task
+
+
+@pytest.fixture(scope="module")
+def server(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
+    server = Sglang(tmp_path_factory.mktemp("sglang"), variables={"SGLANG_HEALTH_CHECK_TIMEOUT": "2"})
+    try:
+        server.start(models.old)
+        yield server.wait_ready()
+    finally:
+        server.kill()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(server: Sglang, models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    folder, wish = tmp_path_factory.mktemp("shared"), RestartWish()
+    client = Client(server.url)
+    backend = PlainSglang(SglangClient(server.url), folder=folder, wish=wish, settings=SETTINGS)
+    yield Bench(server=server, client=client, backend=backend, wish=wish, folder=folder, models=models)
+    await backend.stop()
+    await client.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bench(shared: Bench) -> Bench:
+    """Return the shared server, holding the old version, wherever the last test left it."""
+    await shared.load(shared.models.old)
+    assert not shared.wish.wanted
+    return shared
+
+
+async def test_an_engine_that_was_started_on_the_version_is_only_looked_at(bench: Bench) -> None:
+    (rank,) = bench.backend.ranks()
+    assert (rank.alive, rank.digest) == (True, digest_of(bench.models.old))
+    assert await bench.holds(bench.models.old)
+    assert (await bench.client.get("/model_info"))["weight_version"] == digest_of(bench.models.old)
+
+
+async def test_after_a_swap_answers_are_those_of_the_new_version(bench: Bench) -> None:
+    old = (await bench.client.ask(LONG)).tokens  # and so its prefix is in the cache
+    await bench.swap(bench.models.old, bench.models.new, "swap")
+    answer = await bench.client.ask(LONG)
+    assert max(old) < edits.HALF <= min(answer.tokens)
+    assert answer.versions == [digest_of(bench.models.new)]
+    assert await bench.holds(bench.models.new)
+    assert bench.backend.ranks()[0].digest == digest_of(bench.models.new)
+
+
+async def test_the_retained_version_comes_back_from_our_own_folder(bench: Bench) -> None:
+    before, checksum = (await bench.client.ask(LONG)).tokens, await bench.client.checksum()
+    await bench.swap(bench.models.old, bench.models.new, "there")
+    old = bench.models.old
+    order = StageRetained(operation_id="back", digest=digest_of(old), directory=str(old))
+    assert accepted(await bench.backend.stage(order)).fetched_bytes == 0
+    accepted(await bench.backend.prepare("back"))
+    await bench.commit("back")
+    assert (await bench.client.ask(LONG)).tokens == before
+    assert await bench.client.checksum() == checksum
+    assert await bench.holds(old)
+
+
+async def test_every_tensor_can_change(bench: Bench) -> None:
+    await bench.swap(bench.models.old, bench.models.full, "full")
+    assert await bench.holds(bench.models.full)
+    await bench.swap(bench.models.full, bench.models.old, "again")
+    assert await bench.holds(bench.models.old)
+
+
+async def test_the_name_of_the_model_stays_the_same(bench: Bench) -> None:
+    await bench.swap(bench.models.old, bench.models.new, "first")
+    first = await bench.client.get("/v1/models")
+    await bench.swap(bench.models.new, bench.models.old, "second")
+    second = await bench.client.get("/v1/models")
+    assert (
+        [item["id"] for item in first["data"]] == [item["id"] for item in second["data"]] == [str(bench.folder / LINK)]
+    )
+
+
+async def test_a_rollback_puts_the_very_bytes_back(bench: Bench) -> None:
+    before, checksum = (await bench.client.ask(LONG)).tokens, await bench.client.checksum()
+    operation = await bench.staged(bench.models.old, bench.models.new, "undone")
+    policy = RequestPolicy.NONE_RUNNING
+    accepted(await bench.backend.pause(operation, timeout=20, policy=policy))
+    accepted(await bench.backend.commit(operation, policy))
+    assert await bench.client.checksum() != checksum
+    accepted(await bench.backend.rollback(operation))
+    assert accepted(await bench.backend.verify(operation, strict=False)).digest == digest_of(bench.models.old)
+    accepted(await bench.backend.resume(operation))
+    accepted(await bench.backend.release(operation, previous=True))
+    assert await bench.client.checksum() == checksum
+    assert (await bench.client.ask(LONG)).tokens == before
+
+
+# What ends the server, or is taken without a word, is refused before it is touched.
+
+
+def _shape(folder: Path) -> Path:
+    return edits.edit_tensor(folder, "lm_head.weight", lambda tensor: tensor[:, :32])
+
+
+def _nan(folder: Path) -> Path:
+    return edits.edit_tensor(folder, "lm_head.weight", lambda tensor: tensor * float("nan"))
+
+
+def _dtype(folder: Path) -> Path:
+    return edits.edit_tensor(folder, "lm_head.weight", lambda tensor: tensor.float())
+
+
+def _foreign(folder: Path) -> Path:
+    return _rename(folder, "lm_head.weight", "base_model.lora_A.weight")
+
+
+def _rename(folder: Path, old: str, new: str) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / edits.WEIGHTS)
+    tensors[new] = tensors.pop(old)
+    save_file(tensors, folder / edits.WEIGHTS, {"format": "pt"})
+    return folder
+
+
+BAD = {
+    "a smaller input side": (_shape, "IncompatibleModel"),
+    "not a number": (_nan, "ChecksFailed"),
+    "another dtype": (_dtype, "IncompatibleModel"),
+    "foreign tensors": (_foreign, "IncompatibleModel"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_what_does_not_fit_never_reaches_the_engine(case: str, bench: Bench, tmp_path: Path) -> None:
+    edit, code = BAD[case]
+    bad = edit(shutil.copytree(bench.models.new, tmp_path / "bad"))
+    assert refused(await bench.backend.stage(bench.order(bench.models.old, bad, "bad"))) == code
+    assert await bench.holds(bench.models.old)
+
+
+async def test_a_file_that_is_cut_short_never_reaches_the_engine(bench: Bench, tmp_path: Path) -> None:
+    bad = shutil.copytree(bench.models.new, tmp_path / "bad")
+    order = bench.order(bench.models.old, bad, "cut")
+    file = bad / edits.WEIGHTS
+    file.write_bytes(file.read_bytes()[:-100])
+    assert refused(await bench.backend.stage(order)) == "SourceChanged"
+    file.write_bytes(b"garbage")
+    assert refused(await bench.backend.stage(order)) == "SourceChanged"
+    assert await bench.holds(bench.models.old)
+
+
+async def test_a_tensor_that_is_missing_never_reaches_the_engine(bench: Bench) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    part = tuple(item for item in ranges(bench.models.full) if item.name == name)
+    full = bench.models.full
+    order = Stage(operation_id="part", digest=digest_of(full), directory=str(full), tensors=part)
+    assert refused(await bench.backend.stage(order)) == "IncompatibleModel"
+    nothing = Stage(operation_id="none", digest=digest_of(full), directory=str(full), tensors=())
+    assert refused(await bench.backend.stage(nothing)) == "UnsupportedChange"
+    assert await bench.holds(bench.models.old)
+
+
+async def test_the_users_folder_may_go_once_a_version_is_staged(bench: Bench, tmp_path: Path) -> None:
+    copy = shutil.copytree(bench.models.new, tmp_path / "copy")
+    operation = await bench.staged(bench.models.old, copy, "gone")
+    shutil.rmtree(copy)
+    await bench.commit(operation)
+    assert await bench.holds(bench.models.new)
+
+
+# What SGLang answers is not believed.
+
+
+async def test_another_model_never_reaches_the_engine(bench: Bench) -> None:
+    other = bench.another()
+    with pytest.raises(WorkerLost, match="another model"):
+        await other.load(load_order(bench.models.other))
+    assert bench.wish.wanted
+    bench.wish.seen("another start")
+    await other.stop()
+    assert (await bench.client.ask(LONG)).tokens
+
+
+async def test_weights_that_somebody_else_changed_are_found_and_put_right(bench: Bench) -> None:
+    full = str(bench.models.full)
+    assert (await bench.client.post("/update_weights_from_disk", {"model_path": full}))["success"]
+    hashes = await bench.backend.hashes("*")
+    assert hashes.tensors.keys() == {"lm_head.weight"}
+    assert {name for item in hashes.runtime for name in item.sources} == hashes_of(bench.models.old).keys() - {
+        "lm_head.weight"
+    }
+    assert refused(await bench.backend.verify("look", strict=True)) == "DigestMismatch"
+    await bench.load(bench.models.old)
+    assert await bench.holds(bench.models.old)
+
+
+async def test_a_failed_answer_is_looked_into_weights_new_cache_old(bench: Bench) -> None:
+    """SGLang answers 400 although the weights have changed, and holds a cache of the old ones."""
+    operation = await bench.staged(bench.models.old, bench.models.new, "frozen")
+    async with bench.client.streamed(LONG, tokens=300) as made:
+        await made(1)
+        accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.RECOMPUTE))
+        await bench.client.post("/continue_generation", {})
+        await made(100)  # so that it runs again, and holds a cache
+        await bench.client.post("/pause_generation", {"mode": "in_place"})
+        with pytest.raises(WorkerLost, match="flush"):
+            await bench.backend.commit(operation, RequestPolicy.RECOMPUTE)
+        assert bench.wish.wanted
+        assert bench.backend.ranks()[0].digest == ""
+    bench.wish.seen("another start")
+
+
+async def test_a_failed_answer_with_nothing_changed_is_one_that_can_be_undone(bench: Bench) -> None:
+    operation = await bench.staged(bench.models.old, bench.models.new, "empty")
+    accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
+    for file in bench.folder.glob("exchanges/*/model.safetensors"):
+        file.rename(file.with_suffix(".away"))
+    assert refused(await bench.backend.commit(operation, RequestPolicy.NONE_RUNNING)) == "BadRequest"
+    for file in bench.folder.glob("exchanges/*/model.away"):
+        file.rename(file.with_suffix(".safetensors"))
+    accepted(await bench.backend.rollback(operation))
+    assert accepted(await bench.backend.verify(operation, strict=False)).digest == digest_of(bench.models.old)
+    accepted(await bench.backend.resume(operation))
+    assert await bench.holds(bench.models.old)
+
+
+# Requests.
+
+
+async def test_a_drain_waits_for_requests_that_nobody_here_knows_of(bench: Bench) -> None:
+    operation = await bench.staged(bench.models.old, bench.models.new, "drain")
+    async with bench.answering(tokens=100) as answer:
+        await bench.commit(operation)
+        assert answer.done()
+    assert (await answer).versions == [digest_of(bench.models.old)]
+    assert await bench.holds(bench.models.new)
+
+
+async def test_a_drain_whose_time_is_over_leaves_the_engine_running(bench: Bench) -> None:
+    operation = await bench.staged(bench.models.old, bench.models.new, "late")
+    async with bench.answering():
+        replies = await bench.backend.pause(operation, timeout=0.2, policy=RequestPolicy.NONE_RUNNING)
+        assert refused(replies) == "DrainTimeout"
+        accepted(await bench.backend.resume(operation))
+    assert await bench.holds(bench.models.old)
+
+
+async def test_recomputed_requests_go_on_with_the_new_weights(bench: Bench) -> None:
+    operation = await bench.staged(bench.models.old, bench.models.new, "recompute")
+    async with bench.answering() as answer:
+        assert await bench.commit(operation, RequestPolicy.RECOMPUTE) == 1
+    answered = await answer
+    assert answered.finish == "length"
+    assert answered.versions == [digest_of(bench.models.old), digest_of(bench.models.new)]
+    assert answered.meta["num_retractions"] == 1
+
+
+async def test_aborted_requests_end_and_say_so(bench: Bench) -> None:
+    operation = await bench.staged(bench.models.old, bench.models.new, "abort")
+    async with bench.answering() as answer:
+        await bench.commit(operation, RequestPolicy.ABORT)
+    assert (await answer).finish == "abort"
+    assert await bench.holds(bench.models.new)
+
+
+async def test_a_label_can_change_without_ending_requests(bench: Bench) -> None:
+    client = SglangClient(bench.server.url)
+    async with bench.answering(tokens=100) as answer:
+        await client.set_version("label", seconds=10)
+    await client.close()
+    assert (await answer).finish == "length"
+
+
+async def test_modes_that_would_leave_a_stale_cache_are_refused(bench: Bench) -> None:
+    capabilities = bench.backend.capabilities()
+    assert set(capabilities.refused_modes) == {"Freeze", "Overlap"}
+    operation = await bench.staged(bench.models.old, bench.models.new, "freeze")
+    assert refused(await bench.backend.pause(operation, timeout=5, policy=RequestPolicy.FREEZE)) == "BadRequest"
+    assert await bench.holds(bench.models.old)
+
+
+async def test_a_pause_that_was_asked_for_its_health_ends_ready(bench: Bench) -> None:
+    """A health probe during a long pause makes SGLang hold itself for unhealthy until it has generated again."""
+    operation = await bench.staged(bench.models.old, bench.models.new, "long")
+    accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
+    client = SglangClient(bench.server.url)
+    assert not await client.generates(seconds=20)
+    accepted(await bench.backend.resume(operation))
+    assert await client.ready(seconds=5)
+    await client.close()
+    assert (await bench.client.ask(LONG)).tokens
+
+
+# The whole transaction.
+
+
+@asynccontextmanager
+async def _coordinated(bench: Bench, folder: Path, roots: list[Path]) -> AsyncIterator[Coordinator]:
+    """Have a coordinator drive the backend, with real sources and a real journal."""
+    clock = SystemClock()
+    coordinator = Coordinator(
+        backend=bench.another(),
+        sources=Sources({"file": FileSource(roots=roots, cache=None)}),
+        journal=Journal.open(folder / "journal"),
+        gate=Gate(clock=clock, max_queue=4),
+        clock=clock,
+        settings=SwapSettings(state_dir=folder, pod_uid=POD, propagation_seconds=0),
+    )
+    await coordinator.start(VersionRef(version="1.0", uri=bench.models.old.as_uri()), None)
+    yield coordinator
+    await coordinator.stop()
+
+
+async def test_a_swap_goes_its_whole_way_and_a_bad_version_leaves_it_there(bench: Bench, tmp_path: Path) -> None:
+    bad = _nan(shutil.copytree(bench.models.old, tmp_path / "bad"))
+    roots = [bench.models.old, bench.models.new, tmp_path]
+    async with _coordinated(bench, tmp_path / "state", roots) as coordinator:
+        good = VersionRef(version="1.1", uri=bench.models.new.as_uri())
+        await coordinator.swap(request(good, "good"))
+        status = await last(coordinator, "good")
+        assert (status.state, status.commit_method) == (SwapState.SERVING, "disk"), status.error
+        await coordinator.swap(request(VersionRef(version="1.2", uri=bad.as_uri()), "bad", revision=2))
+        status = await last(coordinator, "bad")
+        assert status.state is SwapState.ABORTED
+        assert status.error is not None
+        assert status.error.code == "ChecksFailed"
+        state = coordinator.state()
+        assert state.live is not None
+        assert (state.ready, state.live.version) == (True, "1.1")
+        assert (await bench.client.ask(LONG)).versions == [state.live.digest]
+        check = await coordinator.check(CheckRequest())
+        assert check.ok
+        assert check.checked == len(hashes_of(bench.models.new))
+
+
+# Restarts.
+
+
+async def test_a_sidecar_that_starts_later_finds_what_is_live(bench: Bench) -> None:
+    await bench.swap(bench.models.old, bench.models.new, "before")
+    checksum = await bench.client.checksum()
+    later = bench.another()
+    accepted(await later.load(load_order(bench.models.new)))
+    assert later.ranks()[0].digest == digest_of(bench.models.new)
+    assert await bench.client.checksum() == checksum
+    accepted(await later.load(load_order(bench.models.full)))
+    assert (await later.hashes("*")).tensors == hashes_of(bench.models.full)
+    await later.stop()
+
+
+async def test_a_sidecar_that_died_in_a_pause_is_followed_by_one_that_ends_it(bench: Bench) -> None:
+    operation = await bench.staged(bench.models.old, bench.models.new, "died")
+    accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
+    accepted(await bench.backend.commit(operation, RequestPolicy.NONE_RUNNING))
+    later = bench.another()
+    accepted(await later.load(load_order(bench.models.old)))
+    assert (await later.hashes("*")).tensors == hashes_of(bench.models.old)
+    await later.stop()
+    assert (await bench.client.ask(LONG)).tokens
+
+
+async def test_no_folder_is_left_that_nothing_leads_to(bench: Bench) -> None:
+    for number in range(2):
+        await bench.swap(bench.models.old, bench.models.new, f"to-{number}")
+        await bench.swap(bench.models.new, bench.models.old, f"from-{number}")
+    assert len(list((bench.folder / "exchanges").iterdir())) == 2  # where the link leads, and the way back
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    while not done():
+        await asyncio.sleep(0.02)
+
+
+async def test_a_killed_engine_is_noticed_and_a_fresh_one_answers_as_the_swapped_one_did(bench: Bench) -> None:
+    """The last test of the shared server: it is another start afterwards."""
+    backend = bench.another(msgspec.structs.replace(SETTINGS, watch_seconds=0.2))
+    accepted(await backend.load(load_order(bench.models.full)))
+    boot_id, swapped = backend.ranks()[0].boot_id, [(await bench.client.ask(text)).tokens for text in (LONG, "short")]
+    bench.server.kill()
+    async with asyncio.timeout(60):
+        await _until(lambda: not backend.ranks()[0].alive)
+    bench.server.start(bench.models.full)
+    accepted(await backend.load(load_order(bench.models.full)))  # it waits until the engine is up
+    assert [(await bench.client.ask(text)).tokens for text in (LONG, "short")] == swapped
+    assert (await backend.hashes("*")).tensors == hashes_of(bench.models.full)
+    assert backend.ranks()[0].boot_id != boot_id
+    await backend.stop()

@@ -1,0 +1,136 @@
+"""A real SGLang server, and the questions that tests ask of it."""
+
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.support.cache import HACK
+from tests.support.engines import EngineServer, environment, free_port
+
+START_SECONDS = 600.0  # the first start compiles some of its code, perhaps beside other servers
+SMALL = (
+    "--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+    "--grammar-backend", "none", "--context-length", "512", "--max-total-tokens", "8192",
+    "--mem-fraction-static", "0.3", "--skip-server-warmup", "--sleep-on-idle", "--disable-overlap-schedule",
+)  # fmt: skip
+
+
+class Sglang:
+    """One server; may be killed and started again, also on another model, at the same address."""
+
+    def __init__(
+        self, folder: Path, *, options: Sequence[str] = SMALL, variables: Mapping[str, str] | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / "sglang.log"
+        self._options = options
+        self._variables = variables or {}
+        self._server: EngineServer | None = None
+
+    def start(self, model: Path) -> "Sglang":
+        """Start it on a model; :meth:`wait_ready` says when it serves."""
+        python = str(environment("sglang") / "bin/python")
+        command = [
+            python, str(HACK / "engines/serve_sglang.py"), "--model-path", str(model), "--served-model-name", "tiny",
+            "--host", "127.0.0.1", "--port", str(self.port), *self._options,
+        ]  # fmt: skip
+        self._server = EngineServer("SGLang", command, port=self.port, log=self._log, variables=self._variables)
+        return self
+
+    def wait_ready(self) -> "Sglang":
+        """Return when it takes requests; what ended it instead is in the error."""
+        assert self._server is not None
+        self._server.wait_healthy(seconds=START_SECONDS)
+        return self
+
+    @property
+    def running(self) -> bool:
+        """True while its first process lives."""
+        return self._server is not None and self._server.status is None
+
+    def kill(self) -> None:
+        """End all its processes at once."""
+        if self._server is not None:
+            if self.running:
+                os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.stop()
+            self._server = None
+
+
+class Asked:
+    """An answer to a prompt: its tokens, and what SGLang says about it."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.tokens: list[int] = answer["output_ids"]
+        self.meta: dict[str, Any] = answer["meta_info"]
+
+    @property
+    def finish(self) -> str:
+        """Why it ended."""
+        return str(self.meta["finish_reason"]["type"])
+
+    @property
+    def versions(self) -> list[str]:
+        """The labels of the weights that made it, in order."""
+        return [span["version"] for span in self.meta.get("weight_versions") or []]
+
+
+class Client:
+    """What a client asks, straight at the server."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def ask(self, text: str, *, tokens: int = 16) -> Asked:
+        """Return the greedy answer to the bytes of a text."""
+        prompt = [8 + byte % 200 for byte in text.encode()]
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        return Asked(await self.post("/generate", {"input_ids": prompt, "sampling_params": sampling}))
+
+    @asynccontextmanager
+    async def streamed(self, text: str, *, tokens: int) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+        """Have an answer under way; yields a call that returns once it has so many tokens. Ended when left."""
+        prompt = [8 + byte % 200 for byte in text.encode()]
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        async with self._session.post(f"{self._url}/generate", json=body) as response:
+
+            async def made(count: int) -> None:
+                async for line in response.content:
+                    text = line.decode().removeprefix("data: ").strip()
+                    if text.startswith("{") and json.loads(text)["meta_info"]["completion_tokens"] >= count:
+                        return
+                raise AssertionError(f"the answer ended before it had {count} tokens")
+
+            yield made
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Call a route, whatever it answers."""
+        async with self._session.post(self._url + path, json=body) as response:
+            return await response.json(content_type=None)
+
+    async def get(self, path: str) -> Any:
+        """Read a route."""
+        async with self._session.get(self._url + path) as response:
+            return await response.json(content_type=None)
+
+    async def running(self) -> int:
+        """Return how many requests are in the server."""
+        loads = (await self.get("/v1/loads"))["loads"]
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+    async def checksum(self) -> str:
+        """Return what all live tensors hash to."""
+        return str((await self.post("/weights_checker", {"action": "checksum"}))["per_engine_checksum"])
