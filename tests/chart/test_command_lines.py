@@ -11,20 +11,26 @@ from modelswap_engine.backends.external.command import compose
 from modelswap_engine.backends.external.handshake import Boot
 from modelswap_engine.cli.main import app
 from modelswap_operator.runtime.settings import parse
-from tests.support.charts import Charts, ci_values, pod_templates
-
-ENGINE_VALUES = ci_values("modelswap-engine")
-EXTERNAL = [path for path in ENGINE_VALUES if "experimental" in path.read_text()]
+from tests.support.charts import Charts, ci_values, containers, pod_templates
 
 
-@pytest.mark.parametrize("values", [path for path in ENGINE_VALUES if path not in EXTERNAL], ids=lambda path: path.stem)
+def kind_of(values: Path) -> str:
+    found: str = yaml.safe_load(values.read_text()).get("engine", {}).get("kind", "embedded")
+    return found
+
+
+EXTERNAL = {path: kind for path in ci_values("modelswap-engine") if (kind := kind_of(path)) != "embedded"}
+DRIVEN = [path for path in ci_values("modelswap-engine") if EXTERNAL.get(path) != "sglang"]  # which has no sidecar yet
+
+
+@pytest.mark.parametrize("values", DRIVEN, ids=lambda path: path.stem)
 def test_engine_understands_its_arguments(charts: Charts, values: Path) -> None:
     (template,) = pod_templates(charts.template("modelswap-engine", values))
-    container = template["spec"]["containers"][0]
+    (container,) = [c for c in containers(template["spec"]) if c["args"][0] in ("serve", "proxy")]
     name, *options = container["args"]
-    commands = typer.main.get_group(app).commands
-    parsed = commands[name].make_context(name, list(options)).params
-    assert str(parsed["model"]) == options[0].removeprefix("--model=")
+    assert (name == "proxy") == (values in EXTERNAL)
+    parsed = typer.main.get_group(app).commands[name].make_context(name, list(options)).params
+    assert f"--model={parsed['model']}" in options
     assert parsed["auth"] == "kubernetes"
     assert parsed["allowed_subject"]
 
@@ -34,7 +40,7 @@ def test_launcher_and_hook_understand_theirs(charts: Charts, values: Path) -> No
     (template,) = pod_templates(charts.template("modelswap-engine", values))
     container = template["spec"]["containers"][0]
     options = launch.parser().parse_args([*container["command"][3:], *container["args"]])
-    assert options.engine == yaml.safe_load(values.read_text())["engine"]["kind"]
+    assert options.engine == EXTERNAL[values]
     assert options.command[-len(container["args"]) :] == container["args"]
     boot = Boot(boot_id="b", admin_key="k", engine=options.engine, port=options.port, digest="d")
     assert "{model}" not in str(compose(container["args"], launch.ENGINES[boot.engine], model="/m", boot=boot))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.charts import Charts, Object, case_id, cases, pod_templates
+from tests.support.charts import Charts, Object, case_id, cases, containers, pod_templates
 
 RESTRICTED_VOLUMES = {
     "configMap",
@@ -18,10 +18,6 @@ RESTRICTED_VOLUMES = {
 GIVEN_BY_THE_USER = {"hostPath", "nfs"}
 
 every_case = pytest.mark.parametrize(("chart", "values"), cases(), ids=case_id)
-
-
-def containers(spec: Object) -> list[Object]:
-    return [*spec.get("initContainers", []), *spec["containers"]]
 
 
 def specs(charts: Charts, chart: str, values: Path) -> list[Object]:

@@ -104,6 +104,11 @@ def pod_templates(objects: Iterable[Object]) -> Iterator[Object]:
         yield found["spec"]["template"]
 
 
+def containers(spec: Object) -> list[Object]:
+    """Return all containers of a pod, those that come first included."""
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
 def cases() -> list[tuple[str, Path]]:
     """Return every chart with every value set of its ci folder."""
     return [(chart, values) for chart in NAMES for values in ci_values(chart)]

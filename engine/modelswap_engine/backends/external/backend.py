@@ -87,7 +87,8 @@ class ExternalBackend:
     # Life.
 
     async def start(self) -> None:
-        """Begin to look after the engine, which is started by somebody else."""
+        """Begin to look after the engine, which is started by somebody else, and not before it is known on what."""
+        await self._loading.withdraw()
         self._watch.start()
 
     async def stop(self) -> None:

@@ -1,0 +1,125 @@
+"""A pod's two containers as processes of one machine: `modelswap proxy` and the launcher with the real vLLM.
+
+The test is the kubelet: it starts what ended, asks the probes and runs the hook.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from modelswap_engine.backends.external.handshake import read_boot
+from modelswap_engine.protocol.states import SwapState
+from tests.support import engines
+from tests.support.cache import HACK, REPOSITORY
+from tests.support.engine_ranks import Client
+from tests.support.launcher import Launcher, descendants
+from tests.support.models import Pair
+from tests.support.serve import Served
+
+pytestmark = pytest.mark.engine
+
+LONG_ANSWER = 400
+
+
+class Pod:
+    """Both containers and their volumes."""
+
+    def __init__(self, folder: Path, pair: Pair) -> None:
+        self.launcher = Launcher(folder)
+        self.port = engines.free_port()
+        checkpoints = folder / "checkpoints"
+        command = ("proxy", "--backend", "vllm", "--upstream", f"http://127.0.0.1:{self.port}", "--version", "1.0")
+        volumes = ("--checkpoint-dir", str(checkpoints), "--runtime-dir", str(self.launcher.runtime))
+        self.sidecar = Served(folder / "sidecar", pair.old, command=command, options=volumes, roots=[pair.new.parent])
+
+    def start_engine(self) -> None:
+        """Be the kubelet that starts the engine's container."""
+        python = engines.environment("vllm") / "bin" / "python"
+        command = [
+            str(python), str(HACK / "engines" / "serve_vllm.py"), "--model", "{model}", "--max-model-len", "512",
+            "--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(64 << 20),
+            "--distributed-executor-backend", "uni",
+        ]  # fmt: skip
+        self.launcher.start_with(command, options=["--port", str(self.port)], python=[str(python)])
+
+    def hook(self) -> "subprocess.CompletedProcess[str]":
+        """Run the preStop hook."""
+        return subprocess.run(
+            [
+                sys.executable, "-S", "-m", "modelswap_engine.backends.drain", "--seconds=120",
+                f"--control-port={self.sidecar.control_port}", f"--runtime-dir={self.launcher.runtime}",
+            ],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "engine")}, text=True, capture_output=True, check=False,
+        )  # fmt: skip
+
+    def starts_on(self) -> str:
+        """Return the digest that the running engine was started on."""
+        boot = read_boot(self.launcher.runtime)
+        assert boot is not None
+        return boot.digest
+
+
+@pytest.fixture
+def pod(tmp_path: Path, pair: Pair) -> Iterator[Pod]:
+    made = Pod(tmp_path, pair)
+    yield made
+    made.launcher.clear()
+    made.sidecar.stop()
+
+
+async def test_from_the_first_start_to_the_end(pod: Pod, pair: Pair, session: aiohttp.ClientSession) -> None:
+    client = Client(session, pod.sidecar.data_url)
+
+    # The engine's container is started first, and waits for what the sidecar decides.
+    pod.start_engine()
+    await asyncio.to_thread(pod.launcher.wait_until_it_waits)
+    pod.sidecar.start()
+    await asyncio.to_thread(pod.sidecar.wait_ready)
+    assert (await client.text("hello")).islower()
+    state = await asyncio.to_thread(pod.sidecar.state)
+    assert state.live is not None
+    first = state.live.digest
+    assert await asyncio.to_thread(pod.starts_on) == first
+
+    # A swap, inside the running engine.
+    await asyncio.to_thread(pod.sidecar.begin, pair.new, "1.1", operation="to-1.1")
+    status = await asyncio.to_thread(pod.sidecar.ended, "to-1.1")
+    assert status.state is SwapState.SERVING, status.error
+    assert (await client.text("hello")).isupper()
+
+    # The engine dies: what its container starts on is the assigned version, and not the first one.
+    (main,) = descendants(pod.launcher.pid, depth=1)
+    os.kill(main, signal.SIGKILL)
+    assert await asyncio.to_thread(pod.launcher.ended) == 128 + signal.SIGKILL
+    pod.start_engine()
+    async with asyncio.timeout(engines.START_SECONDS):
+        while await asyncio.to_thread(read_boot, pod.launcher.runtime) is None:
+            await asyncio.sleep(0.1)  # another process writes the file
+    assert await asyncio.to_thread(pod.starts_on) == status.target.digest != first
+    await asyncio.to_thread(pod.sidecar.wait_ready)
+    assert (await client.text("hello")).isupper()
+    assert await asyncio.to_thread(pod.sidecar.probe, "/engine-livez") == 200
+
+    # The end of the pod: the hook returns when the last answer is whole, then the engine ends, then the sidecar.
+    stream = client.stream("hello", tokens=LONG_ANSWER)
+    heard = [await anext(stream)]
+    hook = asyncio.ensure_future(asyncio.to_thread(pod.hook))
+    async with asyncio.timeout(60):
+        while await asyncio.to_thread(pod.sidecar.probe, "/readyz") == 200:
+            await asyncio.sleep(0.02)  # a probe is how a kubelet knows
+    assert not hook.done()
+    heard += [piece async for piece in stream]
+    assert len("".join(heard)) >= LONG_ANSWER
+    done = await hook
+    assert (done.returncode, done.stderr) == (0, "modelswap drain: drained\n")
+    pod.launcher.signal()
+    assert await asyncio.to_thread(pod.launcher.ended) in {0, 143}
+    pod.sidecar.terminate()
+    assert await asyncio.to_thread(pod.sidecar.wait) == 0
