@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from modelswap_engine.backends.external.handshake import read_boot
+from modelswap_engine.backends.external.handshake import read_boot, read_launch
 from modelswap_engine.protocol.states import SwapState
 from tests.support import engines
 from tests.support.cache import HACK, REPOSITORY
@@ -93,6 +93,9 @@ async def test_from_the_first_start_to_the_end(pod: Pod, pair: Pair, session: ai
     status = await asyncio.to_thread(pod.sidecar.ended, "to-1.1")
     assert status.state is SwapState.SERVING, status.error
     assert (await client.text("hello")).isupper()
+    assert (
+        await asyncio.to_thread(read_launch, pod.launcher.runtime) is None
+    )  # the first one is not to be started on now
 
     # The engine dies: what its container starts on is the assigned version, and not the first one.
     (main,) = descendants(pod.launcher.pid, depth=1)
