@@ -47,4 +47,5 @@ def test_the_launcher_as_a_command(tmp_path: Path, dashes: list[str]) -> None:
         [sys.executable, "-m", "modelswap_engine", *arguments, sys.executable, "-c", program, "{model}"],
         check=False, capture_output=True, timeout=60,
     )  # fmt: skip
+    launcher.clear()
     assert done.returncode == 5, done.stderr
