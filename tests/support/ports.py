@@ -1,5 +1,6 @@
 """Both ports of a sidecar on loopback sockets, over the real coordinator, with an engine and sources in memory."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -98,6 +99,13 @@ class Ports:
         uri = f"file:///models/{version}"
         self.sources.checkpoints[uri] = content
         return VersionRef(version=version, uri=uri, digest=content.digest)
+
+    async def grow(self, *, replicas: bool = False) -> None:
+        """Make the engine one of two ranks, both of which have proved what they hold."""
+        self.backend._size, self.backend._replicas = 2, replicas
+        self.coordinator.worker_lost()
+        while not (self.coordinator._core.engine.healthy and self.coordinator.ready()):
+            await asyncio.sleep(0.01)
 
     async def swap(self, target: VersionRef, operation: str, **options: object) -> SwapStatus:
         """Swap through the coordinator and return how it ended."""

@@ -361,7 +361,8 @@ async def test_checksums(ports: Ports, route: str) -> None:
 
 async def test_checksums_of_every_rank(ports: Ports) -> None:
     """Two ranks of one model, of which one holds other bytes."""
-    ports.backend._size, ports.backend.astray = 2, {1: {"norm": b"??"}}
+    await ports.grow()
+    ports.backend.astray = {1: {"norm": b"??"}}
     status, answer = await post(ports, "weights_checker", action="checksum")
     first, second = answer["ranks"]
     assert (status, answer["message"]) == (400, "changed: norm (rank 1)")

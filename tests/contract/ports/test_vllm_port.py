@@ -137,7 +137,7 @@ async def test_the_rest(ports: Ports) -> None:
 
 
 async def test_checksums_of_every_replica(ports: Ports) -> None:
-    ports.backend._size, ports.backend._replicas = 2, True
+    await ports.grow(replicas=True)
     _, sums = await post(ports, "weight_checker", {"action": "checksum"})
     assert set(sums["checksums"]) == {f"dp{rank}:pp0:pcp0:tp0:{name}" for rank in (0, 1) for name in ("embed", "norm")}
     ports.backend.astray = {1: {"norm": b"??"}}
