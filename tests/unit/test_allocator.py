@@ -37,8 +37,8 @@ def heaps(how: str, **environment: str) -> int:
     return int(done.stdout)
 
 
-def test_few_threads_have_few_heaps() -> None:
-    assert heaps("few") <= 2
+def test_all_threads_have_one_heap() -> None:
+    assert heaps("few") == 1
 
 
 def test_what_the_environment_says_is_left() -> None:
