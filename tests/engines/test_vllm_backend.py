@@ -40,6 +40,16 @@ class NoRequests:
         return contextlib.nullcontext()
 
 
+class AsItLies:
+    """The checkpoint lies where the engine sees it, so nothing is made for it to start on."""
+
+    async def offer(self, order: Load) -> Path:
+        return Path(order.directory)
+
+    async def withdraw(self) -> None:
+        """The engine of this test starts once."""
+
+
 @pytest.fixture
 def wish() -> RestartWish:
     return RestartWish()
@@ -47,11 +57,8 @@ def wish() -> RestartWish:
 
 @pytest.fixture
 async def backend(vllm: EngineServer, wish: RestartWish) -> AsyncIterator[ExternalBackend]:
-    async def materialise(order: Load) -> str:
-        return order.directory  # the checkpoint lies where the engine sees it
-
     control = VllmControl(vllm.url, aiohttp.ClientSession())
-    made = ExternalBackend(control, requests=NoRequests(), restart=wish, materialise=materialise)
+    made = ExternalBackend(control, requests=NoRequests(), restart=wish, starting=AsItLies())
     await made.start()
     yield made
     await made.stop()
