@@ -280,6 +280,11 @@ def _not_serving(error: Exception) -> bool:
     return isinstance(error, urllib.error.HTTPError) and error.code == 503
 
 
+def _busy(error: Exception) -> bool:
+    """Say whether a check was refused because an operation is in progress: a check has no other conflict."""
+    return isinstance(error, urllib.error.HTTPError) and error.code == 409
+
+
 class Control:
     """A control port, spoken to as the operator would."""
 
@@ -292,8 +297,11 @@ class Control:
         return self._call("GET", "state", None, EngineState)
 
     def check(self) -> CheckResult:
-        """``POST /check`` of every tensor."""
-        return self._call("POST", "check", b"{}", CheckResult)
+        """``POST /check`` of every tensor; it gives way to an operation, and is asked for again then."""
+        for attempt in stamina.retry_context(on=_busy, attempts=None, timeout=60):
+            with attempt:
+                return self._call("POST", "check", b"{}", CheckResult)
+        raise AssertionError  # the last attempt raises
 
     def _call(self, method: str, route: str, body: bytes | None, kind: type[T]) -> T:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
