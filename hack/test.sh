@@ -27,7 +27,7 @@ trap ended EXIT
 hack/kind/tools.sh helm
 lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster and not engine$full" tests
 lane "model: real worker processes, tiny models" -n 2 --dist loadfile -m "model and not cluster$full" tests
-hack/engines/vllm.sh >/dev/null
+hack/engines/vllm.sh >/dev/null; hack/engines/sglang.sh >/dev/null
 lane "engine: the real vLLM and SGLang on CPU" -n 2 --dist loadfile -m "engine and not cluster$full" tests
 [ -n "${KUBEBUILDER_ASSETS:-}" ] || hack/kind/kube-binaries.sh etcd kube-apiserver kube-controller-manager kubectl
 # One cluster and one port for all checkouts of a machine: the lane of a second run waits for that of the first.
