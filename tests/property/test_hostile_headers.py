@@ -14,6 +14,7 @@ from modelswap_engine.checkpoint.header import PREFIX_BYTES, header_length, pars
 from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.protocol.errors import InvalidCheckpoint, UnsupportedFormat
 from tests.support.checkpoints import TENSORS, pack, safetensors
+from tests.support.mutations import edited, spliced
 
 GOOD = safetensors(TENSORS, metadata={"format": "pt"})
 
@@ -45,18 +46,15 @@ def test_the_unharmed_file_is_accepted() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(edits=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-def test_edited_bytes(edits: list[tuple[int, int]]) -> None:
-    file = bytearray(GOOD)
-    for position, value in edits:
-        file[position] = value
-    check(bytes(file))
+@given(file=edited(GOOD))
+def test_edited_bytes(file: bytes) -> None:
+    check(file)
 
 
 @settings(max_examples=100, deadline=None)
-@given(start=st.integers(0, len(GOOD)), end=st.integers(0, len(GOOD)), insert=st.binary(max_size=9))
-def test_spliced_bytes(start: int, end: int, insert: bytes) -> None:
-    check(GOOD[:start] + insert + GOOD[end:])
+@given(file=spliced(GOOD))
+def test_spliced_bytes(file: bytes) -> None:
+    check(file)
 
 
 NUMBERS = st.one_of(st.integers(-3, 12), st.sampled_from([2**31, 2**32, 2**53, 2**63, 2**64, -(2**63)]))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from modelswap_engine.checkpoint.index import join_shards, parse_index
 from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.protocol.errors import InvalidCheckpoint
+from tests.support.mutations import edited, spliced
 
 SHARDS = ("a.safetensors", "b.safetensors")
 NAMES = ("p", "q", "r")
@@ -41,18 +42,15 @@ def test_the_unharmed_index_is_accepted() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(edits=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-def test_edited_bytes(edits: list[tuple[int, int]]) -> None:
-    file = bytearray(GOOD)
-    for position, value in edits:
-        file[position] = value
-    check(bytes(file))
+@given(file=edited(GOOD))
+def test_edited_bytes(file: bytes) -> None:
+    check(file)
 
 
 @settings(max_examples=200, deadline=None)
-@given(start=st.integers(0, len(GOOD)), end=st.integers(0, len(GOOD)), insert=st.binary(max_size=9))
-def test_spliced_bytes(start: int, end: int, insert: bytes) -> None:
-    check(GOOD[:start] + insert + GOOD[end:])
+@given(file=spliced(GOOD))
+def test_spliced_bytes(file: bytes) -> None:
+    check(file)
 
 
 words = st.sampled_from([*SHARDS, "../a.safetensors", "/a.safetensors", "a.bin", ".safetensors", "", "a\0.safetensors"])

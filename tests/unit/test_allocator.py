@@ -7,9 +7,9 @@ import sys
 
 PROGRAM = """
 import ctypes, sys, threading
-from modelswap_engine.cli.allocator import few_heaps
+from modelswap_engine.cli.allocator import one_heap
 if sys.argv[1] == "few":
-    assert few_heaps() or sys.argv[2] != "glibc"
+    assert one_heap() or sys.argv[2] != "glibc"
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 heaps, barrier = set(), threading.Barrier(6)

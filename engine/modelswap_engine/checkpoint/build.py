@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from modelswap_engine.checkpoint.canonical import architecture_of, side_file
-from modelswap_engine.checkpoint.hashing import Progress, hash_tensors
+from modelswap_engine.checkpoint.crew import Progress
+from modelswap_engine.checkpoint.hashing import hash_tensors
 from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import Manifest, SideFile, TensorEntry, make_manifest
 from modelswap_engine.protocol.errors import ManifestMismatch

@@ -10,13 +10,12 @@ import ctypes
 import os
 from typing import Final
 
-HEAPS: Final = 1
 _M_ARENA_MAX: Final = -8  # malloc.h
 _VARIABLE: Final = "MALLOC_ARENA_MAX"
 
 
-def few_heaps() -> bool:
-    """Have at most :data:`HEAPS` heaps, unless the environment says how many; call it before any thread is started.
+def one_heap() -> bool:
+    """Have one heap for all threads, unless the environment says how many; call it before any thread is started.
 
     Says whether that was done: other C libraries have one heap, or other ways.
     """
@@ -27,4 +26,4 @@ def few_heaps() -> bool:
     except (OSError, AttributeError):
         return False
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
-    return bool(mallopt(_M_ARENA_MAX, HEAPS))
+    return bool(mallopt(_M_ARENA_MAX, 1))

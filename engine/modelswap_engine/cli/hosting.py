@@ -19,7 +19,7 @@ import structlog
 from aiohttp import web
 
 from modelswap_engine import __version__
-from modelswap_engine.cli.allocator import few_heaps
+from modelswap_engine.cli.allocator import one_heap
 from modelswap_engine.cli.host_options import Auth, Logs
 from modelswap_engine.cli.logs import configure
 from modelswap_engine.http.app import listening
@@ -77,7 +77,7 @@ def run(settings: HostSettings, work: Coroutine[None, None, None]) -> None:
     Raises:
         ModelswapError: it could not start.
     """
-    few_heaps()
+    one_heap()
     configure(json=settings.logs is Logs.JSON or (settings.logs is Logs.AUTO and not sys.stderr.isatty()))
     try:
         asyncio.run(work)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from modelswap_engine.checkpoint.hashing import Progress as Report
+from modelswap_engine.checkpoint.crew import Progress as Report
 
 
 @contextlib.contextmanager

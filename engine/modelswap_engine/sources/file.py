@@ -14,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from modelswap_engine.checkpoint import build
 from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.crew import Progress
 from modelswap_engine.checkpoint.files import contained
-from modelswap_engine.checkpoint.hashing import Progress
 from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.checkpoint.rules import invisible, shown

@@ -22,7 +22,7 @@ from modelswap_engine.backends.embedded.process import CallOff
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.shared_memory import shared_memory
 from modelswap_engine.backends.embedded.streams import TokenStream
-from modelswap_engine.backends.merging import merged
+from modelswap_engine.backends.merging import merged, summed
 from modelswap_engine.backends.port import (
     Generate,
     Hashes,
@@ -276,24 +276,7 @@ class EmbeddedBackend:
             timeout=self._settings.call_timeout,
             what="reporting memory",
         )
-        states = [answer.memory for answer in answers]
-        return MemoryState(
-            model_bytes=sum(state.model_bytes for state in states),
-            staged_bytes=sum(state.staged_bytes for state in states),
-            previous_bytes=sum(state.previous_bytes for state in states),
-            kv_cache_bytes=sum(state.kv_cache_bytes for state in states),
-            kv_free_bytes=sum(state.kv_free_bytes for state in states),
-            kv_cached_bytes=sum(state.kv_cached_bytes for state in states),
-            adapter_bytes=sum(state.adapter_bytes for state in states),
-            instance_bytes=sum(state.instance_bytes for state in states),
-            rss_bytes=sum(state.rss_bytes for state in states),
-            allocator_used_bytes=sum(state.allocator_used_bytes for state in states),
-            allocator_reserved_bytes=sum(state.allocator_reserved_bytes for state in states),
-            device=", ".join(dict.fromkeys(state.device for state in states)),
-            device_limit_bytes=_summed([state.device_limit_bytes for state in states]),
-            # Ranks share every version evenly, so the fullest device decides.
-            device_available_bytes=_summed([min(state.device_available_bytes for state in states)] * len(states)),
-        )
+        return summed([answer.memory for answer in answers])
 
     # The swap.
 
@@ -548,7 +531,3 @@ class EmbeddedBackend:
         if self._facts is None:
             raise NotReady("no version is loaded", advice="wait until the engine is ready")
         return self._facts
-
-
-def _summed(figures: Sequence[int]) -> int:
-    return sum(figures) if min(figures) >= 0 else -1

@@ -12,18 +12,17 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint import files
+from modelswap_engine.checkpoint.crew import Crew, Progress
 from modelswap_engine.checkpoint.files import Opened
-from modelswap_engine.checkpoint.hashing import CHUNK_BYTES, Progress, cores
 from modelswap_engine.checkpoint.saving import Shard, compose_header
 from modelswap_engine.protocol.errors import (
-    Cancelled,
     InsufficientDisk,
     ManifestMismatch,
     ModelswapError,
@@ -69,14 +68,17 @@ def write_shards(
     try:
         with contextlib.ExitStack() as stack:
             jobs: list[_Job] = []
-            opened: list[int] = []
+            made: list[int] = []
             for part in parts:
                 file = os.open(folder / part.file, _WRITE, 0o444)
                 stack.callback(os.close, file)
-                opened.append(file)
+                made.append(file)
                 jobs += _begin(file, part, ranges)
-            _Crew(jobs, progress=progress, stop=stop or threading.Event()).run()
-            for file in opened:
+            jobs.sort(key=lambda job: job.wanted.nbytes, reverse=True)
+            total = sum(job.wanted.nbytes for job in jobs)
+            crew = Crew("writing the checkpoint", total=total, progress=progress, stop=stop)
+            crew.run(partial(_copy, crew), jobs)
+            for file in made:
                 os.fsync(file)
     except OSError as error:
         raise unwritable(folder, error) from None
@@ -99,61 +101,20 @@ def _begin(file: int, part: Shard, ranges: Mapping[str, TensorRange]) -> Iterato
         position += entry.nbytes
 
 
-class _Crew:
-    """One thread for each core, each with one buffer; the largest tensors go first."""
-
-    def __init__(self, jobs: Sequence[_Job], *, progress: Progress | None, stop: threading.Event) -> None:
-        self._jobs = sorted(jobs, key=lambda job: job.wanted.nbytes, reverse=True)
-        self._total = sum(job.wanted.nbytes for job in jobs)
-        self._progress, self._stop = progress, stop
-        self._abandoned = threading.Event()
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        self._done = 0
-
-    def run(self) -> None:
-        """Do all jobs; the first that fails ends the others, and nobody writes any more when this returns."""
-        with ThreadPoolExecutor(max_workers=cores(), thread_name_prefix="copy") as pool:
-            futures = [pool.submit(self._copy, job) for job in self._jobs]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:
-                self._abandoned.set()
-                pool.shutdown(cancel_futures=True)
-                raise
-
-    def _copy(self, job: _Job) -> None:
-        buffer, wanted = self._buffer(), job.wanted
-        digest = hashlib.sha256()
-        with opened(wanted) as source:
-            for position in range(0, wanted.nbytes, CHUNK_BYTES):
-                if self._stop.is_set() or self._abandoned.is_set():
-                    raise Cancelled("writing the checkpoint was cancelled")
-                view = buffer[: min(CHUNK_BYTES, wanted.nbytes - position)]
-                files.read_into(source, wanted.offset + position, view)
-                digest.update(view)
-                _write_at(job.file, job.at + position, view)
-                self._advance(len(view))
-        if digest.hexdigest() != wanted.sha256:
-            raise ManifestMismatch(
-                f"tensor {wanted.name}: its bytes in {wanted.path} hash to {digest.hexdigest()[:16]}…, "
-                f"the manifest says {wanted.sha256[:16]}…",
-                advice="the file was damaged or changed after its manifest was made; copy it again",
-                details={"tensor": wanted.name, "expected": wanted.sha256, "actual": digest.hexdigest()},
-            )
-
-    def _buffer(self) -> memoryview:
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(bytearray(CHUNK_BYTES))
-        buffer: memoryview = self._local.buffer
-        return buffer
-
-    def _advance(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            if self._progress is not None:
-                self._progress(self._done, self._total)
+def _copy(crew: Crew, job: _Job) -> None:
+    digest, position, wanted = hashlib.sha256(), job.at, job.wanted
+    with opened(wanted) as source:
+        for chunk in crew.chunks(source, wanted.offset, wanted.nbytes):
+            digest.update(chunk)
+            _write_at(job.file, position, chunk)
+            position += len(chunk)
+    if digest.hexdigest() != wanted.sha256:
+        raise ManifestMismatch(
+            f"tensor {wanted.name}: its bytes in {wanted.path} hash to {digest.hexdigest()[:16]}…, "
+            f"the manifest says {wanted.sha256[:16]}…",
+            advice="the file was damaged or changed after its manifest was made; copy it again",
+            details={"tensor": wanted.name, "expected": wanted.sha256, "actual": digest.hexdigest()},
+        )
 
 
 @contextlib.contextmanager

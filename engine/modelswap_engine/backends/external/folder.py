@@ -21,8 +21,8 @@ from modelswap_engine.backends.external.copying import opened, unwritable
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint import files
 from modelswap_engine.checkpoint.canonical import SIDE_FILES
+from modelswap_engine.checkpoint.crew import CHUNK_BYTES
 from modelswap_engine.checkpoint.finite import FiniteCheck, not_finite
-from modelswap_engine.checkpoint.hashing import CHUNK_BYTES
 from modelswap_engine.checkpoint.layout import SINGLE_FILE
 from modelswap_engine.checkpoint.rules import DTYPE_BITS, expected_nbytes
 from modelswap_engine.checkpoint.saving import compose_header

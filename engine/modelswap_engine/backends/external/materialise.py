@@ -27,7 +27,7 @@ from modelswap_engine.backends.port import Load, TensorRange
 from modelswap_engine.checkpoint import saving
 from modelswap_engine.checkpoint.build import hash_contents
 from modelswap_engine.checkpoint.canonical import architecture_of, side_file
-from modelswap_engine.checkpoint.hashing import Progress
+from modelswap_engine.checkpoint.crew import Progress
 from modelswap_engine.checkpoint.layout import read_contents
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry, make_manifest
 from modelswap_engine.protocol.errors import (

@@ -5,6 +5,7 @@ from typing import Final
 
 from modelswap_engine.backends.external.control import EngineFacts
 from modelswap_engine.backends.inprocess import wire
+from modelswap_engine.backends.merging import summed
 from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
 from modelswap_engine.protocol.errors import Internal, from_body
@@ -62,24 +63,7 @@ def memory(answers: Sequence[wire.Answer]) -> MemoryState:
         if answer.memory is None:
             raise Internal(f"rank {answer.reply.rank} answered a memory call with nothing")
         states.append(answer.memory)
-    return MemoryState(
-        model_bytes=sum(state.model_bytes for state in states),
-        staged_bytes=sum(state.staged_bytes for state in states),
-        previous_bytes=sum(state.previous_bytes for state in states),
-        kv_cache_bytes=sum(state.kv_cache_bytes for state in states),
-        adapter_bytes=sum(state.adapter_bytes for state in states),
-        rss_bytes=sum(state.rss_bytes for state in states),
-        limit_bytes=min(state.limit_bytes for state in states),
-        available_bytes=min(state.available_bytes for state in states),
-        device=", ".join(dict.fromkeys(state.device for state in states)),
-        device_limit_bytes=_summed([state.device_limit_bytes for state in states]),
-        # Ranks share every version evenly, so the fullest device decides.
-        device_available_bytes=_summed([min(state.device_available_bytes for state in states)] * len(states)),
-    )
-
-
-def _summed(figures: Sequence[int]) -> int:
-    return sum(figures) if min(figures) >= 0 else -1
+    return summed(states)
 
 
 def replies(answers: Sequence[wire.Answer]) -> list[Reply]:
