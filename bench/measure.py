@@ -185,6 +185,7 @@ async def _speed(
         sha256=max(one.sha256 for one in raw),
         read=max(one.read for one in raw),
         copy=max(one.copy for one in raw),
+        look=max(one.look for one in raw),
     )
     return SpeedRow(staging=staging, check=check, raw=best)
 

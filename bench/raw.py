@@ -1,4 +1,4 @@
-"""What this machine can do at best: SHA-256 and reads on all cores, without any of the product's code.
+"""What this machine can do at best: SHA-256, reads and looks for NaN on all cores, without any of the product's code.
 
 Staging and checking are held against these figures of the same run. Read is into memory that was not there before, as
 staging must (the tensors stay), in large pages where they fit. A virtual machine may have to ask its host for memory
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from modelswap_engine.backends.port import TensorRange
 
@@ -24,12 +25,21 @@ _CHUNK: Final = 1 << 20
 
 
 class RawSpeed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Bytes per second of all cores together; ``read`` into fresh memory, ``copy`` into a buffer that is used again."""
+    """Bytes per second of all cores together.
+
+    Attributes:
+        cores: how many.
+        sha256: hashing.
+        read: into fresh memory.
+        copy: reading into a buffer that is used again.
+        look: finding the largest exponent of 16-bit values, which is how a NaN is seen.
+    """
 
     cores: int
     sha256: float
     read: float
     copy: float
+    look: float
 
     @property
     def bound(self) -> float:
@@ -38,8 +48,8 @@ class RawSpeed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def in_turn(self) -> float:
-        """What they can reach when both take the same cores, as they do with files that the system has in memory."""
-        return 1.0 / (1.0 / self.sha256 + 1.0 / self.read)
+        """What all that staging owes a byte can reach on the same cores, as where files are in the system's memory."""
+        return 1.0 / (1.0 / self.sha256 + 1.0 / self.read + 1.0 / self.look)
 
 
 def raw_speed(tensors: Sequence[TensorRange]) -> RawSpeed:
@@ -51,7 +61,13 @@ def raw_speed(tensors: Sequence[TensorRange]) -> RawSpeed:
     _all(shares, _copy)
     had_back(sum(item.nbytes for item in tensors))
     read = _all(shares, _read)
-    return RawSpeed(cores=cores, sha256=_all(shares, _hash), read=read, copy=_all(shares, _copy))
+    return RawSpeed(
+        cores=cores,
+        sha256=_all(shares, _hash),
+        read=read,
+        copy=_all(shares, _copy),
+        look=_all(shares, _look),
+    )
 
 
 def had_back(nbytes: int) -> None:
@@ -76,6 +92,16 @@ def _hash(share: Sequence[TensorRange]) -> int:
         for begin in range(0, item.nbytes, _CHUNK):
             digest.update(buffer[: min(_CHUNK, item.nbytes - begin)])
         digest.digest()
+    return sum(item.nbytes for item in share)
+
+
+def _look(share: Sequence[TensorRange]) -> int:
+    values = np.frombuffer(os.urandom(_CHUNK), np.uint16)
+    masked = np.empty_like(values)
+    for item in share:
+        for begin in range(0, item.nbytes, _CHUNK):
+            count = min(_CHUNK, item.nbytes - begin) // values.itemsize
+            np.bitwise_and(values[:count], 0x7F80, out=masked[:count]).max(initial=0)
     return sum(item.nbytes for item in share)
 
 

@@ -31,7 +31,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         reload_to_window: time of a full reload in place by the commit window, in the largest model.
         reload_to_diff, restart_to_diff: time of the alternatives by that of the diff, in the largest model.
         staging_to_bound: speed of staging by the lower of SHA-256 on all cores and reading, in the largest model.
-        staging_to_turns: the same by reading and hashing in turn on all cores.
+        staging_to_turns: the same by reading, hashing and looking for NaN in turn on all cores.
         check_to_sha256: speed of hashing live tensors by that of SHA-256 on all cores, in the largest model.
         outage_restart_to_pause: seconds without service by a restart, by the seconds that the diff paused.
     """
@@ -160,13 +160,12 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _speed_table(results: Sequence[ModelResult]) -> Table:
-    table = _table(
-        "Speeds with nothing else running (GB/s)", "model", "cores", "SHA-256", "read", "copy", "staging", "check"
-    )
+    columns = ("model", "cores", "SHA-256", "read", "copy", "look", "staging", "check")
+    table = _table("Speeds with nothing else running (GB/s)", *columns)
     for result in results:
         if (row := result.speed) is None:
             continue
-        figures = (row.raw.sha256, row.raw.read, row.raw.copy, row.staging, row.check)
+        figures = (row.raw.sha256, row.raw.read, row.raw.copy, row.raw.look, row.staging, row.check)
         table.add_row(_gigabytes(result.nbytes), str(row.raw.cores), *(f"{figure / 1e9:.2f}" for figure in figures))
     return table
 
@@ -240,7 +239,7 @@ def lines(found: Ratios) -> Iterator[str]:
     if found.staging_to_bound is not None:
         yield f"staging: {100 * found.staging_to_bound:.0f} % of the lower of SHA-256 on all cores and reading"
     if found.staging_to_turns is not None:
-        yield f"staging: {100 * found.staging_to_turns:.0f} % of reading and hashing in turn on the same cores"
+        yield f"staging: {100 * found.staging_to_turns:.0f} % of reading, hashing and looking for NaN in turn"
     if found.check_to_sha256 is not None:
         yield f"hashing live tensors: {100 * found.check_to_sha256:.0f} % of SHA-256 on all cores"
     if found.reload_to_diff is not None:

@@ -218,7 +218,7 @@ def test_a_random_model_is_a_valid_checkpoint_with_the_hashes_it_states(
 
 
 def test_speeds_are_held_against_what_the_machine_can_do() -> None:
-    raw = RawSpeed(cores=2, sha256=2e9, read=4e9, copy=8e9)
+    raw = RawSpeed(cores=2, sha256=2e9, read=4e9, copy=8e9, look=16e9)
     speed = SpeedRow(staging=1.5e9, check=1.8e9, raw=raw)
     found = ratios([ModelResult(nbytes=10**9, layers=2, start_seconds=0.0, speed=speed)])
     assert found.staging_to_bound == pytest.approx(0.75)
