@@ -1,13 +1,14 @@
 """`make bench`: what swaps cost, as ratios measured in one run; each is printed beside what was asked for.
 
 First what does not depend on a model's size (the way in, traffic modes, decoding beside staging), then random models of
-several sizes. Writes `build/bench.json`. No time is ever a failure.
+several sizes, then the proxy and the engines of others. Writes `build/bench.json`. No time is ever a failure.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import shutil
 import sys
 import time
@@ -17,7 +18,10 @@ import msgspec
 from rich.console import Console
 
 from bench.engine import SETTINGS
-from bench.measure import LARGEST, MEASUREMENTS, ONCE, Measurement, ModelResult, OnceResult, measure, measure_once
+from bench.external import report
+from bench.external.report import ExternalResult
+from bench.external.run import EXTERNAL, measure_external
+from bench.measure import LARGEST, MEASUREMENTS, ONCE, ModelResult, OnceResult, measure, measure_once
 from bench.models import ensure_model, layers_for, model_folder
 from bench.report import lines, ratios, tables
 from bench.turns import Budget
@@ -27,6 +31,7 @@ from modelswap_engine.backends.embedded.settings import Device, EmbeddedSettings
 from modelswap_engine.protocol.errors import ModelswapError
 from tests.support.cache import REPOSITORY
 
+_ALL = (*MEASUREMENTS, *EXTERNAL)
 _SIZES = (0.1, 0.5, 2.0)
 _MINUTES = 10.0
 _LAST_SECONDS = 45.0
@@ -37,20 +42,20 @@ _RESERVE_BYTES = 5 * 10**9
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure swaps; no time is ever a failure.")
-    parser.add_argument("names", nargs="*", help=f"what to measure, of {', '.join(MEASUREMENTS)}; default: all")
+    parser.add_argument("names", nargs="*", help=f"what to measure, of {', '.join(_ALL)}; default: all")
     parser.add_argument("--sizes", type=float, nargs="+", default=_SIZES, help="model sizes in GB")
     parser.add_argument("--turns", type=int, default=5, help="how often each figure is taken at most")
     parser.add_argument("--minutes", type=float, default=_MINUTES, help="when this is over, figures are taken once")
     parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CPU, help="where models run")
     parser.add_argument("--remove", action="store_true", help="remove the random models from the cache, and end")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(MEASUREMENTS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MEASUREMENTS)}")
+    if unknown := set(options.names) - set(_ALL):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(_ALL)}")
     if options.remove:
         _remove()
         return 0
     bench = _Bench(
-        names=options.names or MEASUREMENTS,
+        names=options.names or _ALL,
         budget=Budget(60 * options.minutes - _LAST_SECONDS),
         turns=options.turns,
         settings=msgspec.structs.replace(SETTINGS, device=options.device),
@@ -68,8 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Bench:
     """One run."""
 
-    def __init__(self, *, names: Sequence[Measurement], budget: Budget, turns: int, settings: EmbeddedSettings) -> None:
-        self._names = names
+    def __init__(self, *, names: Sequence[str], budget: Budget, turns: int, settings: EmbeddedSettings) -> None:
+        self._own = [name for name in MEASUREMENTS if name in names]
+        self._external = [name for name in EXTERNAL if name in names]
         self._budget = budget
         self._turns = turns
         self._settings = settings
@@ -77,16 +83,20 @@ class _Bench:
     async def run(self, sizes: Sequence[float]) -> None:
         started = time.monotonic()
         once = OnceResult()
-        if set(ONCE) & set(self._names):
+        if set(ONCE) & set(self._own):
             heading("Whatever the size")
             once = await measure_once(
-                self._names, budget=self._budget, turns=self._turns, report=say, settings=self._settings
+                self._own, budget=self._budget, turns=self._turns, report=say, settings=self._settings
             )
         results = list[ModelResult]()
-        if set(self._names) - set(ONCE):
+        if set(self._own) - set(ONCE):
             for size in sizes:
                 results.append(await self._size(size, largest=size == sizes[-1]))
-        _show(once, results, seconds=time.monotonic() - started)
+        external = ExternalResult()
+        if self._external:
+            heading("Before engines of others")
+            external = await measure_external(self._external, budget=self._budget, turns=self._turns, report=say)
+        _show(once, results, external, seconds=time.monotonic() - started)
 
     async def _size(self, size: float, *, largest: bool) -> ModelResult:
         nbytes = int(size * 1e9)
@@ -96,7 +106,7 @@ class _Bench:
             model = await asyncio.to_thread(ensure_model, nbytes)
         return await measure(
             model,
-            wanted=[name for name in self._names if largest or name not in LARGEST],
+            wanted=[name for name in self._own if largest or name not in LARGEST],
             budget=self._budget,
             turns=self._turns,
             report=say,
@@ -104,16 +114,16 @@ class _Bench:
         )
 
 
-def _show(once: OnceResult, results: Sequence[ModelResult], *, seconds: float) -> None:
+def _show(once: OnceResult, results: Sequence[ModelResult], external: ExternalResult, *, seconds: float) -> None:
     console = Console(width=130)
-    for table in tables(once, results):
+    for table in itertools.chain(tables(once, results), report.tables(external)):
         console.print()
         console.print(table)
     heading("Ratios")
     found = ratios(results)
     say("\n".join(lines(found)) or "none: they need two sizes, or `alternatives`")
     heading("Asked and measured")
-    said = list(verdicts(once, results, found))
+    said = [*verdicts(once, results, found), *report.verdicts(external)]
     say("\n".join(verdict.line() for verdict in said) or "nothing that was asked for was measured")
     file = REPOSITORY / "build" / "bench.json"
     file.parent.mkdir(exist_ok=True)
@@ -124,6 +134,7 @@ def _show(once: OnceResult, results: Sequence[ModelResult], *, seconds: float) -
         "ratios": found,
         "once": once,
         "models": results,
+        "external": external,
     }
     file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     say(f"\nfigures: {file.relative_to(REPOSITORY)}, after {seconds:.0f} s")

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from bench.models import BenchModel
 from bench.seen import Asked, Record
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
-from modelswap_engine.backends.port import Generate
+from modelswap_engine.backends.port import Backend, Generate
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Loading, Traffic, TrafficMode
 from modelswap_engine.sources.file import FileSource
@@ -28,6 +28,7 @@ from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
+from modelswap_engine.swap.listener import VersionListener
 from modelswap_engine.swap.settings import SwapSettings
 
 
@@ -66,20 +67,8 @@ class Front:
         """Swap to the other checkpoint; return how it ended."""
         name, number = self._next, next(self._numbers)
         self._next = "base" if name == "other" else "other"
-        request = SwapRequest(
-            operation_id=f"swap-{number}",
-            fence=Fence(owner_uid="bench", revision=number),
-            target=VersionRef(version=name, uri=(self.model.folder / name).as_uri()),
-            traffic=Traffic(mode=mode, timeout_seconds=60),
-            loading=Loading(keep_previous=False),
-        )
-        await self._coordinator.swap(request, if_match=None)
-        last: SwapStatus | None = None
-        async for status in self._coordinator.watch(request.operation_id):
-            last = status
-        if last is None or last.error is not None:
-            raise RuntimeError(f"the swap by {mode} failed: {last.error if last is not None else 'no answer'}")
-        return last
+        target = VersionRef(version=name, uri=(self.model.folder / name).as_uri())
+        return await swapped(self._coordinator, target, number=number, mode=mode)
 
     async def ask(self, record: Record, *, prompt_tokens: int = 16, tokens: int = 64) -> Asked:
         """Ask once, as the data port does it."""
@@ -119,23 +108,62 @@ class Front:
 @asynccontextmanager
 async def serving(model: BenchModel, *, settings: EmbeddedSettings) -> AsyncIterator[Front]:
     """Start everything and serve the base."""
-    clock, moments = SystemClock(), Moments()
-    gate = Gate(clock=clock)
-    backend = EmbeddedBackend(settings)
+    moments, gate, backend = Moments(), Gate(clock=SystemClock()), EmbeddedBackend(settings)
+    base = VersionRef(version="base", uri=(model.folder / "base").as_uri())
+    async with coordinated(backend, base=base, roots=[model.folder], gate=gate, listeners=[moments]) as coordinator:
+        yield Front(model, backend, coordinator, moments, gate)
+
+
+@asynccontextmanager
+async def coordinated(
+    backend: Backend,
+    *,
+    base: VersionRef,
+    roots: Sequence[Path],
+    gate: Gate,
+    listeners: Sequence[VersionListener] = (),
+) -> AsyncIterator[Coordinator]:
+    """Start a coordinator over a backend and serve a version.
+
+    Raises:
+        RuntimeError: it does not serve.
+    """
     with tempfile.TemporaryDirectory(prefix="modelswap-bench-") as folder:
         coordinator = Coordinator(
             backend=backend,
-            sources=Sources({"file": FileSource(roots=[model.folder], cache=Path(folder) / "manifests")}),
+            sources=Sources({"file": FileSource(roots=roots, cache=Path(folder) / "manifests")}),
             journal=Journal.open(Path(folder) / "journal"),
             gate=gate,
-            clock=clock,
+            clock=SystemClock(),
             settings=SwapSettings(state_dir=Path(folder), served_model_name="bench", propagation_seconds=0.0),
-            listeners=[moments],
+            listeners=listeners,
         )
         try:
-            await coordinator.start(VersionRef(version="base", uri=(model.folder / "base").as_uri()), None)
+            await coordinator.start(base, None)
             if not coordinator.ready():
                 raise RuntimeError(f"the engine serves nothing: {coordinator.state().message}")
-            yield Front(model, backend, coordinator, moments, gate)
+            yield coordinator
         finally:
             await coordinator.stop()
+
+
+async def swapped(coordinator: Coordinator, target: VersionRef, *, number: int, mode: TrafficMode) -> SwapStatus:
+    """Swap and return how it ended.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    request = SwapRequest(
+        operation_id=f"swap-{number}",
+        fence=Fence(owner_uid="bench", revision=number),
+        target=target,
+        traffic=Traffic(mode=mode, timeout_seconds=60),
+        loading=Loading(keep_previous=False),
+    )
+    await coordinator.swap(request, if_match=None)
+    last: SwapStatus | None = None
+    async for status in coordinator.watch(request.operation_id):
+        last = status
+    if last is None or last.error is not None:
+        raise RuntimeError(f"the swap by {mode} failed: {last.error if last is not None else 'no answer'}")
+    return last

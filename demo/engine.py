@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import httpx2
 from demo.console import command, step
 from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.engine_state import EngineState
+from tests.support.free_ports import free_port
 
 _START_SECONDS = 300.0
 _STOP_SECONDS = 30.0
@@ -51,7 +51,7 @@ class Engine:
         home: Path,
         options: Sequence[str] = (),
     ) -> None:
-        data_port, control_port = _free_ports()
+        data_port, control_port = free_port(), free_port()
         self.data_url = f"http://127.0.0.1:{data_port}"
         self.control_url = f"http://127.0.0.1:{control_port}"
         self.log = home / "engine.log"
@@ -145,10 +145,3 @@ class Engine:
 
 def _modelswap(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "modelswap_engine", *arguments]
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]

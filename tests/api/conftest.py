@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.apiserver import ApiServer, _free_ports
+from tests.support.apiserver import ApiServer
 from tests.support.cache import REPOSITORY
 from tests.support.charts import Charts
 from tests.support.custom import definitions, rest
 from tests.support.fake_pods import Slot, digest
 from tests.support.fake_sidecar import Content
+from tests.support.free_ports import free_port
 from tests.support.processes import Child
 from tests.support.rest import Rest
 
@@ -69,7 +70,7 @@ class OperatorProcess:
         self.port = 0
 
     def start(self, *extra: str, kubeconfig: Path | None = None) -> None:
-        (self.port,) = _free_ports(1)
+        self.port = free_port()
         account = self._account
         environment = {
             "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY / 'engine'}",

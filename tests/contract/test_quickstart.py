@@ -60,6 +60,7 @@ async def test_the_whole_flow_ends_well(settings: Settings, capfd: pytest.Captur
     assert "$ modelswap swap --source" in shown
 
 
+@pytest.mark.full
 async def test_a_bad_version_that_is_accepted_ends_the_flow(settings: Settings, tmp_path: Path) -> None:
     models = settings.models
     fine = shutil.copytree(models.tuned, models.base.parent / "fine")

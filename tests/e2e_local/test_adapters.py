@@ -185,6 +185,7 @@ async def both_say(served: Served, name: str) -> list[str]:
     return sorted({letter for answer in await asyncio.gather(*asked) for letter in answer.text or answer.failure})
 
 
+@pytest.mark.full
 async def test_replicas_serve_adapters_while_one_of_them_is_killed(tmp_path: Path, pair: Path, spoken: Path) -> None:
     options = ["--version", "1.0", "--lora-slots", "2", "--lora-max-rank", "8", "--data-parallel", "2"]
     served = Served(tmp_path / "pod", pair / "v1", options=options, roots=[pair])

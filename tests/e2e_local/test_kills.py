@@ -33,6 +33,7 @@ async def assert_serves(served: Served, version: str) -> None:
     assert done.code == 0, done.out
 
 
+@pytest.mark.full
 async def test_killed_after_a_swap_each_comes_back_with_the_accepted_version(serve: Serve, pair: Path) -> None:
     served = serve()
     done = await asyncio.to_thread(served.command, "swap", "--source", str(pair / "v2"), "--version", "1.1")
@@ -69,6 +70,7 @@ async def test_worker_dies_in_the_middle_of_a_swap(serve: Serve, pair: Path, poi
     await assert_serves(served, "1.0")
 
 
+@pytest.mark.full
 async def test_worker_killed_while_two_instances_overlap(serve: Serve, pair: Path) -> None:
     served = serve("--reclaim-seconds", "600")
     begun = asyncio.Event()

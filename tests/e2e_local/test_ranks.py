@@ -34,7 +34,9 @@ def assert_both_hold(served: Served, directory: Path, version: str) -> None:
     assert len({rank.boot_id for rank in state.ranks}) == 2
 
 
-@pytest.mark.parametrize("layout", DIES)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=() if layout == "split" else pytest.mark.full) for layout in DIES]
+)
 async def test_two_ranks_change_as_one_under_load(serve: Serve, pair: Path, tmp_path: Path, layout: str) -> None:
     served = serve(*DIES[layout], fault="midway@1:kill#3")
     started = served.state()

@@ -14,7 +14,8 @@ from modelswap_engine.protocol.transfers import JoinGroupRequest, SendRequest, S
 from modelswap_engine.protocol.updates import AbortUpdate, BeginUpdate, BroadcastPart, CommitUpdate
 from tests.e2e_local.test_swap import file_hashes, live_hashes
 from tests.support.clients import load_on, makers
-from tests.support.serve import Served, free_port
+from tests.support.free_ports import free_port
+from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
 

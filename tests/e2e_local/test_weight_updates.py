@@ -20,8 +20,9 @@ from modelswap_engine.protocol.updates import BeginUpdate, CommitUpdate, DiskPar
 from tests.e2e_local.test_swap import file_hashes, live_hashes
 from tests.support.clients import asking, honest, load_on, makers
 from tests.support.custom_loaders import RENAMED
+from tests.support.free_ports import free_port
 from tests.support.orders import ranges
-from tests.support.serve import Served, free_port
+from tests.support.serve import Served
 from tests.support.trainer import trainer
 
 pytestmark = pytest.mark.model

@@ -19,6 +19,7 @@ from modelswap_engine.protocol.errors import ErrorBody, NotFound, from_body
 from tests.support import engines
 from tests.support.engine_ranks import SECONDS, Client
 from tests.support.engines import EngineServer
+from tests.support.free_ports import free_port
 from tests.support.models import LOWER, UPPER, Pair
 from tests.support.orders import accepted, digest_of, load_order, stage_order
 
@@ -116,7 +117,7 @@ async def test_an_engine_on_another_version_loads_the_right_one_and_proves_it(
 async def test_a_killed_engine_is_missed_and_its_next_start_is_taken_over(
     pair: Pair, tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
-    port = engines.free_port()
+    port = free_port()
     control = VllmControl(f"http://127.0.0.1:{port}", aiohttp.ClientSession())
     settings = ExternalSettings(watch=0.2, answer=5.0, misses=2, call=SECONDS)
     backend = ExternalBackend(control, requests=NoRequests(), restart=RestartWish(), settings=settings)

@@ -16,6 +16,7 @@ from modelswap_engine.backends.vllm.control import VllmControl
 from tests.support import engines
 from tests.support.cache import HACK
 from tests.support.engine_ranks import SECONDS, Client, Ranks, good
+from tests.support.free_ports import free_port
 from tests.support.launcher import Launcher, alive, descendants, until
 from tests.support.models import Pair
 from tests.support.orders import digest_of
@@ -33,7 +34,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 @pytest.fixture
 def port() -> int:
-    return engines.free_port()
+    return free_port()
 
 
 @pytest.fixture

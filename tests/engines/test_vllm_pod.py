@@ -19,6 +19,7 @@ from modelswap_engine.protocol.states import SwapState
 from tests.support import engines
 from tests.support.cache import HACK, REPOSITORY
 from tests.support.engine_ranks import Client
+from tests.support.free_ports import free_port
 from tests.support.launcher import Launcher, descendants
 from tests.support.models import Pair
 from tests.support.serve import Served
@@ -33,7 +34,7 @@ class Pod:
 
     def __init__(self, folder: Path, pair: Pair) -> None:
         self.launcher = Launcher(folder)
-        self.port = engines.free_port()
+        self.port = free_port()
         checkpoints = folder / "checkpoints"
         command = ("proxy", "--backend", "vllm", "--upstream", f"http://127.0.0.1:{self.port}", "--version", "1.0")
         volumes = ("--checkpoint-dir", str(checkpoints), "--runtime-dir", str(self.launcher.runtime))

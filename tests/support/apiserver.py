@@ -7,7 +7,6 @@ service account appears (pods are admitted without one).
 
 from __future__ import annotations
 
-import socket
 import ssl
 import subprocess
 import time
@@ -21,6 +20,7 @@ from typing import Self
 import pytest
 
 from tests.support.cache import kube_binaries
+from tests.support.free_ports import free_port
 from tests.support.pki import Pki, make_pki
 from tests.support.processes import Child
 
@@ -37,7 +37,7 @@ class ApiServer:
         self._bin = kube_binaries(*names)
         self._home = home
         self._controllers_wanted = controllers
-        self._port, self._etcd_port, self._peer_port = _free_ports(3)
+        self._port, self._etcd_port, self._peer_port = (free_port() for _ in range(3))
         self._pki: Pki = make_pki(home / "pki")
         self._etcd: Child | None = None
         self._server: Child | None = None
@@ -177,17 +177,6 @@ class ApiServer:
                         f"the end of {server.log}:\n{server.tail()}"
                     ) from error
             time.sleep(0.05)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @pytest.fixture(scope="session")

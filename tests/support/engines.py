@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.cache import HACK, REPOSITORY
+from tests.support.free_ports import free_port
 
 START_SECONDS = 240.0  # cold caches on a small machine; a warm start takes ten
 STOP_SECONDS = 20.0
@@ -30,13 +30,6 @@ def environment(engine: str) -> Path:
     if done.returncode != 0:
         raise RuntimeError(f"hack/engines/{engine}.sh ended with status {done.returncode}; its output above says why")
     return Path(done.stdout.strip().splitlines()[-1])
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class EngineServer:

@@ -52,6 +52,8 @@ class FakeStarting:
 class ExternalWorld:
     """One pod.
 
+    ``look_seconds`` is how often the sidecar looks after the engine, and after its own state.
+
     Attributes:
         control: the engine's control side; ``ranks`` are its processes.
         loads: where the engine was told to load whole versions from.
@@ -68,6 +70,7 @@ class ExternalWorld:
         requests: Requests | None = None,
         companion: Companion | None = None,
         offload: Offload = at_once,
+        look_seconds: float = BOUNDS.watch,
     ) -> None:
         self.sources = FakeSources()
         self.size = ranks
@@ -79,7 +82,7 @@ class ExternalWorld:
         self.launcher = FakeStarting()
         self.boot(self.one)
         self.control.on_load = self._load
-        bounds = dataclasses.replace(BOUNDS, reach=reach, call=call)
+        bounds = dataclasses.replace(BOUNDS, reach=reach, call=call, watch=look_seconds)
         self.backend = ExternalBackend(
             self.control,
             settings=bounds,
@@ -96,7 +99,11 @@ class ExternalWorld:
             gate=self.gate,
             clock=clock,
             settings=SwapSettings(
-                state_dir=folder, pod_uid="pod-1", poll_seconds=0.01, retry_seconds=(0.01, 0.02), memory_reserve=0
+                state_dir=folder,
+                pod_uid="pod-1",
+                poll_seconds=look_seconds,
+                retry_seconds=(0.01, 0.02),
+                memory_reserve=0,
             ),
             memory=Unbounded(),
             companion=companion,

@@ -23,7 +23,7 @@ from modelswap_engine.protocol.adapter_calls import LoadAdapterRequest, UnloadAd
 from modelswap_engine.protocol.adapters import AdapterSource, AdapterStatus
 from modelswap_engine.protocol.messages import Fence
 from modelswap_engine.swap.clock import SystemClock
-from tests.support.external_world import ExternalWorld
+from tests.support.external_world import BOUNDS, ExternalWorld
 from tests.support.fake_adapters import FakeHost, FakeOpener
 
 SERVED = "chat"
@@ -65,6 +65,8 @@ async def open_proxy(
     dialect: Dialect = VLLM,
     silent_seconds: float = 20.0,
     write_seconds: float = 20.0,
+    max_requests: int = MAX_REQUESTS,
+    look_seconds: float = BOUNDS.watch,
 ) -> AsyncIterator[ProxyPorts]:
     """Serve version 1.0 through a proxy."""
     flights, opener, lost = Flights(), FakeOpener(), list[str]()
@@ -74,7 +76,9 @@ async def open_proxy(
         clock=SystemClock(),
         settings=LoraSettings(slots=2, served_model_name=SERVED, pod_uid="pod-1"),
     )
-    world = ExternalWorld(folder, requests=flights, companion=desk, offload=asyncio.to_thread)
+    world = ExternalWorld(
+        folder, requests=flights, companion=desk, offload=asyncio.to_thread, look_seconds=look_seconds
+    )
     metrics = Metrics(world.coordinator.state)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(world.running())
@@ -89,7 +93,7 @@ async def open_proxy(
             metrics=metrics,
             settings=ProxySettings(
                 served_model_name=SERVED,
-                max_requests=MAX_REQUESTS,
+                max_requests=max_requests,
                 max_body_bytes=MAX_BODY,
                 write_seconds=write_seconds,
             ),

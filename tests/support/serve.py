@@ -6,7 +6,6 @@ Refuses to know what is inside; everything goes through the two ports and the co
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,18 +21,12 @@ from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.protocol.version import CONTROL_PREFIX
+from tests.support.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--kv-blocks", "256", "--page-size", "16", "--max-batch-tokens", "256")
 POLL_SECONDS = 0.05
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+STRICT = "tests.support.strict"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -54,7 +47,7 @@ class Finished:
 class Served:
     """One engine process; may be killed and started again with the same state directory and ports.
 
-    A call of ours that blocks its event loop ends it (:mod:`tests.support.strict`).
+    A call of ours that blocks its event loop ends it (:mod:`tests.support.strict`), unless another ``module`` is run.
     """
 
     def __init__(
@@ -65,6 +58,7 @@ class Served:
         command: Sequence[str] = ("serve", *SMALL),
         options: Sequence[str] = (),
         roots: Sequence[Path] = (),
+        module: str = STRICT,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.control_port = free_port(), free_port()
@@ -73,6 +67,7 @@ class Served:
             self.token_file.write_text(secrets.token_urlsafe(24) + "\n")
         self.log = folder / "serve.log"
         self._options = [
+            *("-m", module),
             *command,
             *("--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--control-port", str(self.control_port)),
@@ -107,7 +102,7 @@ class Served:
         """Start the process; :meth:`wait_ready` says when it serves."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.strict", *self._options],
+                [sys.executable, *self._options],
                 env=environment(**({"MODELSWAP_FAULT": fault} if fault else {})),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 
 from tests.support.cache import HACK
-from tests.support.engines import EngineServer, environment, free_port
+from tests.support.engines import EngineServer, environment
+from tests.support.free_ports import free_port
 
 START_SECONDS = 600.0  # the first start compiles some of its code, perhaps beside other servers
 SMALL = (

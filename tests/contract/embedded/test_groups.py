@@ -20,8 +20,8 @@ from modelswap_engine.backends.transfer import (
 )
 from tests.contract.embedded.conftest import SETTINGS, Checkpoints, Engine
 from tests.contract.embedded.test_transfer import held, wanted
+from tests.support.free_ports import free_port
 from tests.support.orders import accepted, answer, digest_of, hashes_of, ranges
-from tests.support.serve import free_port
 from tests.support.trainer import trainer
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="session")]

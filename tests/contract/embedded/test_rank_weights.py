@@ -22,9 +22,9 @@ from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.transfers import JoinGroupRequest, ReadRequest, SaveRequest, SendRequest
 from modelswap_engine.protocol.updates import Announced, BeginUpdate, BroadcastPart, CommitUpdate
 from tests.support import models
+from tests.support.free_ports import free_port
 from tests.support.orders import answer, hashes_of, ranges
 from tests.support.ranked import Ranked
-from tests.support.serve import free_port
 from tests.support.trainer import trainer
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="session")]
@@ -72,7 +72,9 @@ async def committed(engine: Ranked, update: str, directory: Path) -> SwapStatus:
     return status
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=() if layout == "split" else pytest.mark.full) for layout in LAYOUTS]
+)
 async def test_a_trainer_changes_one_expert_after_another(
     engines: dict[str, Ranked], steps: Steps, layout: str, tmp_path: Path
 ) -> None:

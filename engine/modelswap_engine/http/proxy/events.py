@@ -16,6 +16,8 @@ class Cutter:
 
     def feed(self, piece: bytes) -> bytes:
         """Take the next piece, and return all that is whole by now."""
+        if not self._held and piece.endswith(_ENDS):
+            return piece
         looked_at = max(0, len(self._held) - _LONGEST_END + 1)
         self._held += piece
         found = [(self._held.rfind(mark, looked_at), len(mark)) for mark in _ENDS]

@@ -162,9 +162,9 @@ class Renamer:
 
     def _begun(self, data: bytes, *, since: int) -> int:
         """Return how many bytes at the end may be the beginning of a name."""
-        longest = min(len(data) - since, max(map(len, self._needles)) - 1)
-        for size in range(longest, 0, -1):
-            tail = data[len(data) - size :]
-            if any(needle.startswith(tail) for needle in self._needles):
-                return size
+        place = max(since, len(data) - max(map(len, self._needles)) + 1)
+        while (place := data.find(b'"', place)) >= 0:  # with which a name begins
+            if any(needle.startswith(data[place:]) for needle in self._needles):
+                return len(data) - place
+            place += 1
         return 0

@@ -4,7 +4,6 @@ A request whose answer is not read to its end loses its connection, by which the
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ _READ_AHEAD: Final = 1 << 16
 """Bytes of an answer that are read before the client has taken them (twice as many at most)."""
 
 _LOOK_SECONDS: Final = 1.0
-"""How often a body of which nothing comes is looked at."""
+"""How often bodies of which nothing comes are looked at."""
 
 
 class BadAnswer(Unavailable):
@@ -63,6 +62,8 @@ class Upstream:
     def __init__(self, settings: UpstreamSettings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
+        self._bodies: set[_Body] = set()
+        self._looking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Upstream":
         settings = self._settings
@@ -76,9 +77,13 @@ class Upstream:
             read_bufsize=_READ_AHEAD,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        self._looking = asyncio.create_task(self._look())
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -107,21 +112,21 @@ class Upstream:
         Raises:
             WorkerLost, BadAnswer, Silent: it does not come whole.
         """
-        while piece := await self._next(found):
-            yield piece
+        body = _Body(found)
+        self._bodies.add(body)
+        try:
+            with typed():
+                while piece := await body.next():
+                    yield piece
+        finally:
+            self._bodies.discard(body)
 
-    async def _next(self, found: aiohttp.ClientResponse) -> bytes:
-        deadline = time.monotonic() + self._settings.silent_seconds
-        while time.monotonic() < deadline:
-            try:
-                async with asyncio.timeout(min(_LOOK_SECONDS, self._settings.silent_seconds)):
-                    with typed():
-                        return await found.content.readany()
-            except TimeoutError:
-                # A body that breaks the protocol closes its connection, and whoever reads it is not told.
-                if _closed(found):
-                    raise BadAnswer("the engine's answer broke off", advice="look at the engine's log") from None
-        raise Silent("the engine has not answered for too long", advice="send it again")
+    async def _look(self) -> None:
+        """Tell readers of bodies that will never end: one that breaks the protocol closes its connection in silence."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for body in list(self._bodies):
+                body.look()
 
     async def gathered(self, found: aiohttp.ClientResponse, *, limit: int) -> bytes:
         """Return a whole body.
@@ -146,9 +151,28 @@ class Upstream:
             return await self._session.request(method, path, data=body, headers=headers, allow_redirects=False)
 
 
-def _closed(found: aiohttp.ClientResponse) -> bool:
-    transport = found.connection.transport if found.connection is not None else None
-    return transport is None or transport.is_closing()
+class _Body:
+    """The body of one answer, while it is read."""
+
+    def __init__(self, found: aiohttp.ClientResponse) -> None:
+        self._found = found
+        self._waiting = False
+
+    async def next(self) -> bytes:
+        """Wait for more; how long nothing may come is the session's to bound."""
+        self._waiting = True
+        try:
+            return await self._found.content.readany()
+        finally:
+            self._waiting = False
+
+    def look(self) -> None:
+        """Wake a reader for whom nothing can come any more."""
+        transport = self._found.connection.transport if self._found.connection is not None else None
+        if self._waiting and (transport is None or transport.is_closing()):
+            self._found.content.set_exception(
+                BadAnswer("the engine's answer broke off", advice="look at the engine's log")
+            )
 
 
 @contextmanager
