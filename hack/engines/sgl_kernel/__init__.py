@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 __version__ = "0.4.10"
 _MAKERS = ("arange", "empty", "empty_like", "full", "ones", "tensor", "zeros", "zeros_like")
@@ -43,6 +44,7 @@ def _pageable(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 if not torch.accelerator.is_available():
+    _device_constructors()  # remembers the makers by which `with torch.device(...)` works, as they are before this
     for maker in _MAKERS:
         setattr(torch, maker, _pageable(getattr(torch, maker)))
     torch.Tensor.pin_memory = lambda self, *_args, **_keywords: self  # type: ignore[method-assign]
