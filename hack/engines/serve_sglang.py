@@ -13,6 +13,7 @@ DEFAULTS = {
     "OMP_NUM_THREADS": "1",
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_NCCL_SO_PATH": "none",  # torch is a CUDA build: SGLang would look for NCCL, and fail
+    "TORCH_COMPILE_DISABLE": "1",  # a split model would be compiled in part, which hangs in forked processes
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",  # /health answers at once, also while paused
 }
 

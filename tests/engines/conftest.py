@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import engines
 from tests.support.models import Pair, disjoint_pair
+from tests.support.sglang import EXACT, Sglang, with_our_half
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +21,17 @@ def vllm(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[engin
     folder: Path = tmp_path_factory.mktemp("vllm")
     with engines.running(engines.vllm(pair.old, folder, "--distributed-executor-backend", "uni")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def sglang(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
+    """With its overlapping schedule, in which a step is begun before the results of the one before are looked at."""
+    folder: Path = tmp_path_factory.mktemp("sglang")
+    server = Sglang(folder, options=EXACT, variables=with_our_half(folder / "beside"))
+    try:
+        yield server.start(pair.old).wait_ready()
+    finally:
+        server.kill()
 
 
 @pytest.fixture

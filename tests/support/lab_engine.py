@@ -119,10 +119,12 @@ class Model(torch.nn.Module):
 class LabHost:
     """The engine as our half sees it."""
 
-    def __init__(self, folder: Path, *, tied: bool = False, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, folder: Path, *, tied: bool = False, dtype: torch.dtype = torch.float32, frugal: bool = True
+    ) -> None:
         self.rank, self.ranks, self.software, self.architecture = 0, 1, "lab 1", "LabForCausalLM"
         self.refused = ""
-        self._tied, self._dtype = tied, dtype
+        self._tied, self._dtype, self._frugal = tied, dtype, frugal
         self.model = self._fresh("cpu")
         self.load_directly(folder)
         self.model.pack()
@@ -150,7 +152,7 @@ class LabHost:
         return {name.replace(".base_layer", ""): module for name, module in self.model.named_modules()}
 
     def skeleton(self) -> torch.nn.Module:
-        return self._fresh("meta")
+        return self._fresh("meta" if self._frugal else "cpu")
 
     def load(self, skeleton: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.loading()

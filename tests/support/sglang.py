@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from typer.testing import CliRunner
 
+from modelswap_engine.cli.main import app
 from tests.support.cache import HACK
 from tests.support.engines import EngineServer, environment
 from tests.support.free_ports import free_port
@@ -20,6 +22,18 @@ SMALL = (
     "--grammar-backend", "none", "--context-length", "512", "--max-total-tokens", "8192",
     "--mem-fraction-static", "0.3", "--skip-server-warmup", "--sleep-on-idle", "--disable-overlap-schedule",
 )  # fmt: skip
+
+EXACT = tuple(
+    "float32" if option == "bfloat16" else option for option in SMALL if option != "--disable-overlap-schedule"
+)
+"""With the schedule that SGLang has by itself, and in numbers in which the size of a batch decides no token."""
+
+
+def with_our_half(folder: Path) -> dict[str, str]:
+    """Return the environment in which SGLang finds our half, as in a pod."""
+    done = CliRunner().invoke(app, ["engine-files", str(folder)])
+    assert done.exit_code == 0, done.output
+    return {"PYTHONPATH": str(folder)}
 
 
 class Sglang:

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 from modelswap_engine.cli.main import app
 from modelswap_engine.protocol.errors import BadRequest
+from tests.support.cache import REPOSITORY
 from tests.support.launcher import BARE_PYTHON, Launcher
 
 
@@ -23,12 +26,25 @@ def bare(files: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_copied_files_run_with_the_standard_library_alone(tmp_path: Path) -> None:
     for _ in range(2):  # a restarted pod copies again
         assert CliRunner().invoke(app, ["engine-files", str(tmp_path / "files")]).exit_code == 0
-    assert [entry.name for entry in (tmp_path / "files").iterdir()] == ["modelswap_engine"]
+    assert {entry.name for entry in (tmp_path / "files").iterdir()} == {"modelswap_engine", "modelswap.dist-info"}
     assert not list((tmp_path / "files").rglob("__pycache__"))
     for module in ("modelswap_engine.backends.launch", "modelswap_engine.backends.drain"):
         done = bare(tmp_path / "files", module, "--help")
         assert done.returncode == 0, done.stderr
         assert "--runtime-dir" in done.stdout
+
+
+def test_an_engine_that_asks_what_is_installed_finds_our_half(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["engine-files", str(tmp_path)]).exit_code == 0
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    (group,) = project["entry-points"]
+    found = [point for dist in distributions(path=[str(tmp_path)]) for point in dist.entry_points]
+    assert [(point.group, point.name, point.value) for point in found] == [
+        (group, name, value) for name, value in project["entry-points"][group].items()
+    ]
+    assert {dist.name for dist in distributions(path=[str(tmp_path)])} == {
+        project["name"]
+    }  # seen once beside an installed one
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -64,6 +64,12 @@ def test_everything_changes_and_comes_back(lab: Lab, old: Path, new: Path) -> No
     assert (verified.reply.error, verified.reply.digest) == (None, digest_of(old))
 
 
+def test_a_model_that_would_take_its_memory_twice_is_refused(old: Path) -> None:
+    lab = Lab(LabHost(old, frugal=False))
+    assert error_of(lab.adopt(old)) == "IncompatibleModel"
+    assert same_as_fresh(lab, old)
+
+
 def test_a_packed_layer_changes_with_its_tensors_and_not_before(lab: Lab, old: Path, tmp_path: Path) -> None:
     new = changed(old, tmp_path / "new", layers__0__q__weight=torch.randn(HIDDEN // 3, HIDDEN))
     before = lab.host.says()

@@ -58,6 +58,9 @@ class Skeleton:
     Args:
         module: the model; nobody else may touch it.
         load: the engine's own loading into it.
+
+    Raises:
+        IncompatibleModel: it has memory.
     """
 
     def __init__(self, module: torch.nn.Module, load: Load) -> None:
@@ -66,6 +69,7 @@ class Skeleton:
         # A thread that was called off may still be at it when the next one begins.
         self._lock = threading.RLock()
         self.parameters: dict[str, torch.nn.Parameter] = dict(module.named_parameters())
+        _check_without_memory(self.parameters)
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         self.holders: dict[str, list[Holder]] = {name: [] for name in self.parameters}
         for prefix, part in module.named_modules():
@@ -122,6 +126,16 @@ class Skeleton:
     def _hang(self, name: str, parameter: torch.nn.Parameter) -> None:
         for holder in self.holders[name]:
             holder.module._parameters[holder.key] = parameter
+
+
+def _check_without_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if not parameter.is_meta:
+            raise IncompatibleModel(
+                f"{name}: the model's class takes memory on {parameter.device} for it, also where it is told not to",
+                advice="something makes tensors past torch's device context; change its weights with a restart",
+                details={"tensor": name},
+            )
 
 
 def _with_memory(parameter: torch.nn.Parameter, device: torch.device) -> torch.nn.Parameter:

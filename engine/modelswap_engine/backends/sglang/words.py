@@ -2,6 +2,10 @@
 
 from typing import Final
 
+GROUP: Final = "sglang.srt.plugins"
+PLUGIN: Final = ("modelswap", "modelswap_engine.backends.sglang.plugin:register")
+"""The entry point by which SGLang finds our half, and the group in which it looks for such."""
+
 ACTION: Final = "modelswap:"
 """How an action of the weights checker begins that is a call to our half; the rest of it is the call."""
 

@@ -1,0 +1,110 @@
+"""SGLang's model and loading as :class:`~modelswap_engine.backends.inprocess.host.Host` asks for them.
+
+The only file that reaches into SGLang. Written against 0.5.23; what is not there in another release shows in
+``refusal`` or as an error before anything live is touched.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+from modelswap_engine.backends.sglang.architectures import Setting, refusal
+from modelswap_engine.protocol.errors import Internal
+
+_WRAPPED: Final = ".base_layer"
+
+
+class SglangHost:
+    """One of SGLang's model runners.
+
+    Args:
+        runner: it.
+        role: ``target``, or that of a draft model.
+    """
+
+    def __init__(self, runner: Any, *, role: str) -> None:
+        self._runner = runner
+        self._role = role
+        self._place = place_of(runner, role)
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return int(self._place["rank"])
+
+    @property
+    def ranks(self) -> int:
+        """How many hold the model together."""
+        return int(self._place["size"])
+
+    @property
+    def software(self) -> str:
+        """Name and version of SGLang."""
+        from sglang.version import __version__
+
+        return f"sglang {__version__}"
+
+    @property
+    def architecture(self) -> str:
+        """The model's class."""
+        return type(self._runner.model).__name__
+
+    def refusal(self) -> str:
+        """Say why not, from how the engine was started."""
+        return refusal(
+            Setting(
+                architecture=self.architecture,
+                device=torch.device(self._runner.device).type,
+                quantization=str(self._runner.model_config.quantization or ""),
+                role=self._role,
+                pipeline_ranks=int(self._place["pp_size"]),
+                data_ranks=int(self._place["dp_size"]),
+                packed=any(getattr(module, "use_intel_amx_backend", False) for module in self._runner.model.modules()),
+            )
+        )
+
+    def busy(self) -> bool:
+        """Say whether requests are in the model's batch: each has a row in a table. Not told, they may be."""
+        table = self._runner.req_to_token_pool
+        free = getattr(table, "free_slots", None)
+        return free is None or len(free) < int(table.size)
+
+    def live(self) -> Mapping[str, torch.nn.Module]:
+        """Return the live modules; of one with adapters the layer that they are wrapped around, which comes later."""
+        return {name.replace(_WRAPPED, ""): module for name, module in self._runner.model.named_modules()}
+
+    def skeleton(self) -> torch.nn.Module:
+        """Build the model's class on the meta device."""
+        from sglang.srt.configs.load_config import LoadConfig
+        from sglang.srt.model_loader.loader import _get_quantization_config, _initialize_model
+        from sglang.srt.model_loader.utils import set_default_torch_dtype
+
+        config, how = self._runner.model_config, LoadConfig()
+        with set_default_torch_dtype(config.dtype), torch.device("meta"):
+            model: torch.nn.Module = _initialize_model(config, how, _get_quantization_config(config, how))
+        return model.requires_grad_(False)
+
+    def load(self, skeleton: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Run the model class's own loading."""
+        loading: Any = skeleton
+        loading.load_weights(iter(weights))
+
+    def packed_attribute(self, module: torch.nn.Module) -> str:
+        """Name none: where SGLang packs weights, it is refused."""
+        del module
+        return ""
+
+    def pack(self, module: torch.nn.Module) -> object:
+        """Refuse; nothing is packed."""
+        raise Internal(f"{type(module).__name__} has no packed weight in SGLang")
+
+    def unpack(self, packed: object, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Refuse; nothing is packed."""
+        raise Internal(f"SGLang has no packed weight of shape {list(shape)} in {dtype}: {type(packed).__name__}")
+
+
+def place_of(runner: Any, role: str) -> dict[str, Any]:
+    """Say where in its world a runner is, as SGLang says it in its checksums."""
+    found: dict[str, Any] = runner._weight_checker._parallelism_info(role=role).model_dump()
+    return found
