@@ -20,10 +20,9 @@ def kind_of(values: Path) -> str:
 
 
 EXTERNAL = {path: kind for path in ci_values("modelswap-engine") if (kind := kind_of(path)) != "embedded"}
-DRIVEN = [path for path in ci_values("modelswap-engine") if EXTERNAL.get(path) != "sglang"]  # which has no sidecar yet
 
 
-@pytest.mark.parametrize("values", DRIVEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("values", ci_values("modelswap-engine"), ids=lambda path: path.stem)
 def test_engine_understands_its_arguments(charts: Charts, values: Path) -> None:
     (template,) = pod_templates(charts.template("modelswap-engine", values))
     (container,) = [c for c in containers(template["spec"]) if c["args"][0] in ("serve", "proxy")]

@@ -6,8 +6,6 @@ The test is the kubelet: it starts what ended, asks the probes and runs the hook
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,62 +15,21 @@ import pytest
 from modelswap_engine.backends.external.handshake import read_boot, read_launch
 from modelswap_engine.protocol.states import SwapState
 from tests.support import engines
-from tests.support.cache import HACK, REPOSITORY
+from tests.support.engine_pod import ONE_PROCESS, Pod
 from tests.support.engine_ranks import Client
-from tests.support.free_ports import free_port
-from tests.support.launcher import Launcher, descendants
+from tests.support.launcher import descendants
 from tests.support.models import Pair
-from tests.support.serve import Served
 
 pytestmark = pytest.mark.engine
 
 LONG_ANSWER = 400
 
 
-class Pod:
-    """Both containers and their volumes."""
-
-    def __init__(self, folder: Path, pair: Pair) -> None:
-        self.launcher = Launcher(folder)
-        self.port = free_port()
-        checkpoints = folder / "checkpoints"
-        command = ("proxy", "--backend", "vllm", "--upstream", f"http://127.0.0.1:{self.port}", "--version", "1.0")
-        volumes = ("--checkpoint-dir", str(checkpoints), "--runtime-dir", str(self.launcher.runtime))
-        self.sidecar = Served(folder / "sidecar", pair.old, command=command, options=volumes, roots=[pair.new.parent])
-
-    def start_engine(self) -> None:
-        """Be the kubelet that starts the engine's container."""
-        python = engines.environment("vllm") / "bin" / "python"
-        command = [
-            str(python), str(HACK / "engines" / "serve_vllm.py"), "--model", "{model}", "--max-model-len", "512",
-            "--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", str(64 << 20),
-            "--distributed-executor-backend", "uni",
-        ]  # fmt: skip
-        self.launcher.start_with(command, options=["--port", str(self.port)], python=[str(python)])
-
-    def hook(self) -> "subprocess.CompletedProcess[str]":
-        """Run the preStop hook."""
-        return subprocess.run(
-            [
-                sys.executable, "-S", "-m", "modelswap_engine.backends.drain", "--seconds=120",
-                f"--control-port={self.sidecar.control_port}", f"--runtime-dir={self.launcher.runtime}",
-            ],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "engine")}, text=True, capture_output=True, check=False,
-        )  # fmt: skip
-
-    def starts_on(self) -> str:
-        """Return the digest that the running engine was started on."""
-        boot = read_boot(self.launcher.runtime)
-        assert boot is not None
-        return boot.digest
-
-
 @pytest.fixture
 def pod(tmp_path: Path, pair: Pair) -> Iterator[Pod]:
-    made = Pod(tmp_path, pair)
+    made = Pod(tmp_path, pair, options=ONE_PROCESS)
     yield made
-    made.launcher.clear()
-    made.sidecar.stop()
+    made.clear()
 
 
 async def test_from_the_first_start_to_the_end(pod: Pod, pair: Pair, session: aiohttp.ClientSession) -> None:

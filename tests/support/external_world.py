@@ -28,7 +28,9 @@ from tests.support.fake_rank import FakeRank
 from tests.support.fake_source import FakeCheckpoint, FakeSources
 from tests.support.swapping import Unbounded, at_once, checkpoint, last, request
 
-BOUNDS = ExternalSettings(call=5.0, load=5.0, stage=5.0, hash=5.0, reach=0.3, watch=0.01, answer=1.0, misses=2)
+BOUNDS = ExternalSettings(
+    call=5.0, load=5.0, stage=5.0, hash=5.0, reach=0.3, watch=0.01, answer=1.0, misses=2, forget=0.0
+)
 
 
 class FakeStarting:
@@ -67,6 +69,7 @@ class ExternalWorld:
         loads_anew: bool = False,
         reach: float = BOUNDS.reach,
         call: float = BOUNDS.call,
+        forget: float = BOUNDS.forget,
         requests: Requests | None = None,
         companion: Companion | None = None,
         offload: Offload = at_once,
@@ -82,7 +85,7 @@ class ExternalWorld:
         self.launcher = FakeStarting()
         self.boot(self.one)
         self.control.on_load = self._load
-        bounds = dataclasses.replace(BOUNDS, reach=reach, call=call, watch=look_seconds)
+        bounds = dataclasses.replace(BOUNDS, reach=reach, call=call, watch=look_seconds, forget=forget)
         self.backend = ExternalBackend(
             self.control,
             settings=bounds,

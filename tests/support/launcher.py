@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,7 @@ class Launcher:
         options: Sequence[str] = (),
         *,
         python: Sequence[str] = BARE_PYTHON,
+        variables: Mapping[str, str] | None = None,
     ) -> Launcher:
         """Start it with any command, in any Python."""
         given = ["--engine", engine, "--runtime-dir", str(self.runtime), *options, "--", *command]
@@ -119,7 +120,7 @@ class Launcher:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*python, "-m", "modelswap_engine.backends.launch", *given],
-                env={**plain, **ours}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**plain, **ours, **(variables or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         return self
 

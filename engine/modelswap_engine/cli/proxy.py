@@ -18,6 +18,8 @@ from modelswap_engine.backends.external.materialise import Materialiser
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.external.start_point import StartPoint
+from modelswap_engine.backends.sglang.client import SglangClient
+from modelswap_engine.backends.sglang.control import SglangControl
 from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.cli import hosting
 from modelswap_engine.cli.hosting import HostSettings
@@ -38,6 +40,7 @@ from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.memory import Memory, MemoryProbe
 
 MIB: Final = 1 << 20
+_TOKEN_SECONDS: Final = 10.0
 _INSIDE: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -91,7 +94,7 @@ async def _serve(settings: ProxySettings) -> None:
         aiohttp.ClientSession() as session,
         Upstream(UpstreamSettings(url=url, silent_seconds=settings.silent_seconds)) as upstream,
     ):
-        sidecar = _sidecar(settings, control=_control(settings.backend, url, session), starting=starting, model=model)
+        sidecar = _sidecar(settings, control=_control(settings, url, session), starting=starting, model=model)
         control = control_app(
             coordinator=sidecar.coordinator,
             authenticator=authenticator,
@@ -202,7 +205,10 @@ async def _ending_with(engine: EngineRoutes | None, stopping: asyncio.Event) -> 
             await asyncio.gather(watching, return_exceptions=True)
 
 
-def _control(engine: Engine, url: str, session: aiohttp.ClientSession) -> EngineControl:
-    match engine:
+def _control(settings: ProxySettings, url: str, session: aiohttp.ClientSession) -> EngineControl:
+    match settings.backend:
         case Engine.VLLM:
             return VllmControl(url, session)
+        case Engine.SGLANG:
+            started = None if settings.runtime_dir is None else partial(read_boot, settings.runtime_dir)
+            return SglangControl(SglangClient(url, started=started), token_seconds=_TOKEN_SECONDS)

@@ -14,6 +14,7 @@ class Engine(StrEnum):
     """Engines that ``modelswap proxy`` stands before."""
 
     VLLM = "vllm"
+    SGLANG = "sglang"
 
 
 class EngineRestart(StrEnum):

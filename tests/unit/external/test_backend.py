@@ -94,6 +94,14 @@ async def test_a_cache_that_was_not_forgotten_undoes_the_commit(tmp_path: Path) 
         assert world.coordinator.ready()
 
 
+async def test_a_question_for_its_health_that_comes_in_between_is_waited_for(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path, forget=5.0)
+    async with world.running():
+        world.control.flushes = [True, False, False, True]
+        assert (await world.swap(world.two)).state is SwapState.SERVING
+        assert world.holds(world.two)
+
+
 @pytest.mark.parametrize("step", ["stage", "prepare", "commit", "verify"])
 async def test_a_rank_that_fails_brings_the_old_version_back_on_all(tmp_path: Path, step: str) -> None:
     world = ExternalWorld(tmp_path)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from modelswap_engine.backends.external import views
 from modelswap_engine.backends.external.control import EngineControl, EngineFacts, Requests
-from modelswap_engine.backends.external.loading import Loading, Starting, emptied
+from modelswap_engine.backends.external.loading import Loading, Starting, emptied, forgets
 from modelswap_engine.backends.external.ranks import Ranks
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
@@ -228,7 +228,8 @@ class ExternalBackend:
         replies = await self._ask(what, call)
         if any(reply.error is not None for reply in replies):
             return replies
-        if not await self._decisive("flush", self._control.flush(seconds=self._settings.call)):
+        forgotten = forgets(self._control, within=self._settings.forget, seconds=self._settings.call)
+        if not await self._decisive("flush", forgotten):
             stale = Internal(
                 f"the engine did not forget cached keys and values after the {what}",
                 advice="requests would be answered from both versions; the version before comes back",

@@ -162,11 +162,18 @@ async def emptied(control: EngineControl, *, seconds: float) -> None:
     Raises:
         Busy: it did not within that time.
     """
-    deadline = time.monotonic() + seconds
+    if not await forgets(control, within=seconds, seconds=seconds):
+        raise Busy(
+            f"the engine still runs requests that nobody waits for, after {seconds:g} s",
+            advice="try again; look at the engine's log if it happens again",
+        )
+
+
+async def forgets(control: EngineControl, *, within: float, seconds: float) -> bool:
+    """Have the engine forget all that it cached, asking again for a while; ``seconds`` bounds one question."""
+    deadline = time.monotonic() + within
     while not await control.flush(seconds=seconds):
         if time.monotonic() >= deadline:
-            raise Busy(
-                f"the engine still runs requests that nobody waits for, after {seconds:g} s",
-                advice="try again; look at the engine's log if it happens again",
-            )
+            return False
         await asyncio.sleep(_POLL_SECONDS)
+    return True

@@ -1,1 +1,5 @@
-"""SGLang behind the ports of external engines: its HTTP routes, and swaps through them with nothing of ours in it."""
+"""SGLang: our half in its ranks (``plugin``, ``host``, ``architectures``), its control side over HTTP (``control``).
+
+``plain`` exchanges weights by that control side alone. What runs in SGLang's process and what runs in the sidecar share
+``words`` and nothing else.
+"""

@@ -6,14 +6,15 @@ in the moment of a call looks like a server that died of it.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
 
+from modelswap_engine.backends.external.handshake import Boot, UntrustedError
 from modelswap_engine.backends.sglang.answers import Checked, Done, Loads, ModelInfo, ServerInfo
-from modelswap_engine.protocol.errors import BadRequest, Forbidden, NotReady, WorkerLost
+from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
 _OK: Final = 200
 _REFUSED: Final = 400
@@ -41,15 +42,16 @@ class SglangClient:
 
     Args:
         url: of the engine, without a path.
-        admin_key: value of its ``--admin-api-key``, "" where it has none.
+        started: reads what its launcher says of its present start, whose admin key it then asks for; None where it has
+            neither a launcher nor a key.
 
     Attributes:
         away: set when it could not be reached; whoever looks at it clears it.
     """
 
-    def __init__(self, url: str, *, admin_key: str = "") -> None:
+    def __init__(self, url: str, *, started: Callable[[], Boot | None] | None = None) -> None:
         self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        self._started = started
         self._session: aiohttp.ClientSession | None = None
         self._turn = asyncio.Lock()
         self.away = False
@@ -61,6 +63,23 @@ class SglangClient:
             self._session = None
 
     # What it is.
+
+    async def start(self) -> Boot | None:
+        """Return what its launcher says of its present start, None without one.
+
+        Raises:
+            NotReady: it says nothing.
+        """
+        if self._started is None:
+            return None
+        try:
+            boot = await asyncio.to_thread(self._started)
+        except UntrustedError as error:
+            raise NotReady(str(error), advice="run the sidecar and the launcher as one user") from None
+        if boot is None:
+            self.away = True
+            raise NotReady("SGLang's launcher has not started it", advice="look at the log of the engine's container")
+        return boot
 
     async def ready(self, *, seconds: float) -> bool:
         """Say whether it takes requests: it is up, not paused, and its last generating probe succeeded."""
@@ -178,10 +197,12 @@ class SglangClient:
             task.exception()  # looked at: nobody may be left who waits for it
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None = None, *, seconds: float) -> Answered:
+        boot = await self.start()
+        headers = {"Authorization": f"Bearer {boot.admin_key}"} if boot is not None else {}
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._connection().request(method, self._url + path, json=body, headers=self._headers) as response,
+                self._connection().request(method, self._url + path, json=body, headers=headers) as response,
             ):
                 answered = Answered(response.status, await response.read())
         except aiohttp.ClientConnectorError as error:
@@ -194,9 +215,9 @@ class SglangClient:
             why = f"no answer within {seconds:g} s" if isinstance(error, TimeoutError) else type(error).__name__
             raise WorkerLost(f"SGLang did not answer {path}: {why}", advice=_RESTART) from None
         if answered.status in _DENIED:
-            raise Forbidden(
+            raise NotReady(
                 f"SGLang refuses {path} without its admin key",
-                advice="give the sidecar the key that the engine was started with (--admin-api-key)",
+                advice="start it without --admin-api-key, or by modelswap's launcher, which tells the sidecar its key",
             )
         return answered
 

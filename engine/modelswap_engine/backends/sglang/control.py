@@ -38,10 +38,13 @@ class SglangControl:
 
     Args:
         client: the routes.
+        token_seconds: how long a token that it made shows that it can make more.
     """
 
-    def __init__(self, client: SglangClient) -> None:
+    def __init__(self, client: SglangClient, *, token_seconds: float = 0.0) -> None:
         self._client = client
+        self._token_seconds = token_seconds
+        self._token_until = float("-inf")
         self._boot_id = ""
         self._nonce = ""
         self._label: str | None = None
@@ -52,9 +55,11 @@ class SglangControl:
 
     async def facts(self, *, seconds: float) -> EngineFacts:
         """Ask what the engine is."""
+        boot = await self._client.start()
         server = await self._client.server_info(seconds=seconds)
         model = await self._client.model_info(seconds=seconds)
-        self._note(server, model.weight_version)
+        self._note(boot.boot_id if boot is not None else self._made_up(server, model.weight_version))
+        self._client.away, self._label = False, model.weight_version
         self._ranks = server.tp_size * server.pp_size * server.dp_size
         if self._agent is None:
             self._agent = await self._answers(seconds=seconds)
@@ -71,28 +76,36 @@ class SglangControl:
             max_loras=server.max_loras_per_batch if server.enable_lora else 0,
         )
 
-    def _note(self, server: ServerInfo, label: str) -> None:
-        """See whether this is another start: SGLang gives its starts no names.
+    def _made_up(self, server: ServerInfo, label: str) -> str:
+        """Name a start without a launcher: SGLang gives its starts no names.
 
         It tells how long its start took, to the microsecond, and draws a seed unless somebody fixed it; it cannot be
         reached for a while; and it forgets its label.
         """
         if self._client.away or self._label not in (None, label):
             self._nonce = secrets.token_hex(4)
-        self._client.away, self._label = False, label
         drawn = f"{server.version} {server.random_seed} {self._nonce} ".encode() + bytes(server.startup_time)
-        boot_id = hashlib.sha256(drawn).hexdigest()[:16]
+        return hashlib.sha256(drawn).hexdigest()[:16]
+
+    def _note(self, boot_id: str) -> None:
         if boot_id != self._boot_id:
             self._boot_id, self._doubt, self._policy, self._agent = boot_id, "", None, None
+            self._token_until = float("-inf")
 
     async def alive(self, *, seconds: float) -> bool:
-        """Say whether all its processes do their work: by a token, or while it is paused by the schedulers' answer."""
+        """Say whether all its processes do their work: its schedulers answer, and by a token the others, too.
+
+        Such a token can be on its way while weights are exchanged; it is nobody's, and gone after a few milliseconds.
+        """
         try:
-            if self._policy is None:
-                return await self._client.generates(seconds=seconds)
             await self._client.server_info(seconds=seconds)
+            if self._policy is not None or time.monotonic() < self._token_until:
+                return True
+            if not await self._client.generates(seconds=seconds):
+                return False
         except ModelswapError:
             return False
+        self._token_until = time.monotonic() + self._token_seconds
         return True
 
     # Pause.
