@@ -99,8 +99,10 @@ async def test_a_whole_swap_and_back_without_reading(
     accepted(await backend.stage(StageRetained(operation_id="back", digest=old, directory=str(pair.old))))
     assert await exchange(backend, "back") == old
     assert await client.texts() == before
+    accepted(await backend.pause("back", timeout=SECONDS, policy=RequestPolicy.NONE_RUNNING))
     accepted(await backend.rollback("back"))
     assert accepted(await backend.verify("back", strict=True)).digest == new
+    accepted(await backend.resume("back"))
     assert set("".join(await client.texts())) <= set(UPPER)
     assert not wish.wanted
 

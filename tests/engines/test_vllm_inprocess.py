@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import shutil
 from pathlib import Path
 
 import aiohttp
@@ -145,6 +146,19 @@ async def test_cached_prefixes_outlive_a_commit_until_they_are_flushed(
     assert await client.text(LONG) != wanted
     assert await ranks.control.flush(seconds=SECONDS)
     assert await client.text(LONG) == wanted
+
+
+async def test_what_a_version_that_overflows_has_cached_is_not_left_to_the_next(
+    ranks: Ranks, client: Client, pair: Pair, tmp_path: Path
+) -> None:
+    """Its weights are numbers, and what it computes with them is not; vLLM multiplies unused ends of blocks by zero."""
+    before = await client.texts()
+    bad = shutil.copytree(pair.old, tmp_path / "bad")
+    edit_tensor(bad, "model.layers.0.mlp.down_proj.weight", lambda tensor: torch.full_like(tensor, 3e38))
+    await swap(ranks, pair.old, bad, "there")
+    assert await client.texts() != before
+    await swap(ranks, bad, pair.old, "back")
+    assert await client.texts() == before
 
 
 async def by_itself_then_back(ranks: Ranks, client: Client, pair: Pair) -> str:

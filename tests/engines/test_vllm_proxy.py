@@ -1,16 +1,19 @@
 """`modelswap proxy` before the real vLLM: requests through the one door, and swaps inside the engine under load."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.protocol.states import SwapState
+from tests.support import models
 from tests.support.engines import EngineServer
-from tests.support.models import Pair, tiny_llama
-from tests.support.proxied import Versions, listen, nothing_is_lost_and_nothing_mixed, swap
+from tests.support.models import Pair
+from tests.support.proxied import ASKED, Versions, listen, nothing_is_lost_and_nothing_mixed, swap
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.engine
@@ -18,9 +21,14 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(scope="module")
 def versions(vllm: EngineServer, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Versions:
-    """Some tensors differ between 1.0 and 1.1; 2.0 is another model of the same shape. The engine is left on 1.0."""
-    other = tiny_llama(tmp_path_factory.mktemp("other") / "other", seed=7, hidden=128)
-    made = Versions({"1.1": pair.new, "2.0": other, "1.0": pair.old})
+    """Some tensors differ between 1.0 and 1.1; 2.0 is another model of the same shape. The engine is left on 1.0.
+
+    From 1.0 to "part" one tensor differs, of three that are one parameter of the engine.
+    """
+    folder = tmp_path_factory.mktemp("other")
+    other = models.tiny_llama(folder / "other", seed=7, hidden=128)
+    part = models.write_variant(pair.old, folder / "part", ["model.layers.0.self_attn.q_proj.weight"], seed=5)
+    made = Versions({"1.1": pair.new, "2.0": other, "part": part, "1.0": pair.old})
     asyncio.run(ask_engine(vllm, made))
     return made
 
@@ -55,16 +63,63 @@ async def test_swaps_under_streaming_load_lose_nothing_and_mix_nothing(sidecar: 
     await nothing_is_lost_and_nothing_mixed(sidecar, versions, kind="vllm")
 
 
+def missing(folder: Path) -> Path:
+    return models.drop_tensor(folder, TENSOR)
+
+
+def narrower(folder: Path) -> Path:
+    return models.edit_tensor(folder, TENSOR, lambda tensor: tensor[:, :-8])
+
+
+def not_a_number(folder: Path) -> Path:
+    return models.edit_tensor(folder, TENSOR, lambda tensor: tensor * float("nan"))
+
+
+def cut_short(folder: Path) -> Path:
+    file = folder / models.WEIGHTS
+    with file.open("r+b") as handle:
+        handle.truncate(file.stat().st_size - 5000)
+    return folder
+
+
+TENSOR = "model.layers.1.self_attn.o_proj.weight"
+TRAPS = {
+    "missing tensor": (missing, "IncompatibleModel"),
+    "one other shape": (narrower, "IncompatibleModel"),
+    "not a number": (not_a_number, "ChecksFailed"),
+    "cut short": (cut_short, "InvalidCheckpoint"),
+    "another model": (lambda folder: models.tiny_llama(folder / "wider", seed=3, hidden=64), "IncompatibleModel"),
+}
+
+
 @pytest.mark.usefixtures("on_one")
-async def test_a_version_that_cannot_be_served_leaves_the_old_one(sidecar: Served, versions: Versions) -> None:
-    wider = tiny_llama(versions.folders["2.0"].parent / "wider", seed=3, hidden=64)
-    await asyncio.to_thread(sidecar.begin, wider, "3.0", operation="wider")
-    status = await asyncio.to_thread(sidecar.ended, "wider")
+@pytest.mark.parametrize("kind", TRAPS)
+async def test_what_breaks_vllm_by_its_own_routes_leaves_the_old_version(
+    sidecar: Served, versions: Versions, kind: str
+) -> None:
+    damage, code = TRAPS[kind]
+    folder = versions.folders["2.0"].parent / kind.replace(" ", "-")
+    bad = damage(Path(shutil.copytree(versions.folders["2.0"], folder)))
+    await asyncio.to_thread(sidecar.begin, bad, "3.0", operation=f"bad-{kind}")
+    status = await asyncio.to_thread(sidecar.ended, f"bad-{kind}")
 
     assert status.state is SwapState.ABORTED
+    assert status.error is not None
+    assert status.error.code == code
     async with aiohttp.ClientSession() as session:
-        answer = await listen(session, sidecar.data_url, 0)
-    assert (answer.version, answer.text) == ("1.0", versions.texts["1.0"][0])
+        answers = [await listen(session, sidecar.data_url, prompt) for prompt in range(len(ASKED))]
+    assert {answer.version for answer in answers} == {"1.0"}
+    assert [answer.text for answer in answers] == versions.texts["1.0"]
+
+
+@pytest.mark.usefixtures("on_one")
+async def test_a_part_of_a_fused_parameter_is_completed(sidecar: Served, versions: Versions) -> None:
+    """vLLM by itself makes something else of a folder with a third of it, and says that all is well."""
+    status = await swap(sidecar, versions, "part")
+    assert status.state is SwapState.SERVING, status.error
+    async with aiohttp.ClientSession() as session:
+        answers = [await listen(session, sidecar.data_url, prompt) for prompt in range(len(ASKED))]
+    assert [answer.text for answer in answers] == versions.texts["part"]
 
 
 async def test_admin_routes_of_the_engine_do_not_exist_from_outside(sidecar: Served, vllm: EngineServer) -> None:

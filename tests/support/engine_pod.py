@@ -1,12 +1,17 @@
-"""A pod's two containers as processes of one machine: `modelswap proxy`, and the launcher with a real engine."""
+"""A pod's two containers as processes of one machine: `modelswap proxy`, and the launcher with a real engine.
+
+:class:`Kubelet` does to them what a kubelet does to containers that ended or whose liveness probe fails.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from modelswap_engine.backends.external.handshake import read_boot
@@ -19,6 +24,7 @@ from tests.support.serve import Served
 from tests.support.sglang import EXACT, with_our_half
 
 ONE_PROCESS = ("--distributed-executor-backend", "uni")
+PROBE_SECONDS = 0.2
 OWN_OPTIONS = {
     "vllm": (
         "--model", "{model}", "--max-model-len", "512", "--enforce-eager", "--dtype", "float32",
@@ -112,3 +118,37 @@ class Pod:
         """End everything."""
         self.launcher.clear()
         self.sidecar.stop()
+
+
+class Kubelet:
+    """Restarts the engine's container when it has ended, and ends it when its liveness probe fails.
+
+    Attributes:
+        restarts: how often it started the container again.
+    """
+
+    def __init__(self, pod: Pod) -> None:
+        self._pod = pod
+        self.restarts = 0
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[Kubelet]:
+        """Watch until the context is left."""
+        task = asyncio.create_task(self._watch())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        pod, told = self._pod, False
+        while True:
+            if not pod.launcher.running:
+                self.restarts += 1
+                told = False
+                await asyncio.to_thread(pod.start_engine)
+            elif not told and await asyncio.to_thread(pod.sidecar.probe, "/engine-livez") == 503:
+                told = True
+                pod.launcher.signal()
+            await asyncio.sleep(PROBE_SECONDS)  # its period

@@ -124,6 +124,7 @@ class LabHost:
     ) -> None:
         self.rank, self.ranks, self.software, self.architecture = 0, 1, "lab 1", "LabForCausalLM"
         self.refused = ""
+        self.wiped = 0
         self._tied, self._dtype, self._frugal = tied, dtype, frugal
         self.model = self._fresh("cpu")
         self.load_directly(folder)
@@ -170,6 +171,9 @@ class LabHost:
     def unpack(self, packed: object, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         assert callable(packed)
         return read_linear(packed, shape, dtype)
+
+    def wipe(self) -> None:
+        self.wiped += 1
 
     def says(self) -> torch.Tensor:
         """Return what the live model answers to every token."""

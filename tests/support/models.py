@@ -336,6 +336,15 @@ def edit_tensor(directory: Path, name: str, change: Callable[[torch.Tensor], tor
     return directory
 
 
+def drop_tensor(directory: Path, name: str) -> Path:
+    """Rewrite a checkpoint without one of its tensors."""
+    file = tensor_file(directory, name)
+    tensors = load_file(file)
+    del tensors[name]
+    save_file(tensors, file, {"format": "pt"})
+    return directory
+
+
 def tensor_file(directory: Path, name: str) -> Path:
     """Return the safetensors file that holds a tensor."""
     if (directory / INDEX).exists():

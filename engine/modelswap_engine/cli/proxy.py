@@ -13,7 +13,7 @@ import aiohttp
 
 from modelswap_engine.backends.external.backend import ExternalBackend
 from modelswap_engine.backends.external.control import EngineControl
-from modelswap_engine.backends.external.handshake import read_boot
+from modelswap_engine.backends.external.handshake import UntrustedError, read_boot
 from modelswap_engine.backends.external.materialise import Materialiser
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
@@ -21,9 +21,10 @@ from modelswap_engine.backends.external.start_point import StartPoint
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
 from modelswap_engine.backends.vllm.control import VllmControl
+from modelswap_engine.backends.vllm.plain import PlainVllm
 from modelswap_engine.cli import hosting
 from modelswap_engine.cli.hosting import HostSettings
-from modelswap_engine.cli.proxying import Engine, EngineRestart
+from modelswap_engine.cli.proxying import Engine, EngineRestart, Route
 from modelswap_engine.http.app import control_app, proxy_app
 from modelswap_engine.http.engine import EngineCase, EngineRoutes
 from modelswap_engine.http.metrics import Metrics
@@ -50,6 +51,8 @@ class ProxySettings(HostSettings):
 
     backend: Engine
     upstream: str
+    route: Route
+    allow_unverifiable: bool
     max_body_mib: int
     engine_seconds: float
     silent_seconds: float
@@ -70,7 +73,7 @@ class _NotHere(MemoryProbe):
 class _Sidecar:
     """What the two ports have in common."""
 
-    backend: ExternalBackend
+    backend: ExternalBackend | PlainVllm
     coordinator: Coordinator
     flights: Flights
     metrics: Metrics
@@ -121,13 +124,7 @@ async def _serve(settings: ProxySettings) -> None:
 
 def _sidecar(settings: ProxySettings, *, control: EngineControl, starting: StartPoint | None, model: Path) -> _Sidecar:
     restart, flights, clock = RestartWish(), Flights(), SystemClock()
-    backend = ExternalBackend(
-        control,
-        requests=flights,
-        restart=restart,
-        settings=ExternalSettings(reach=settings.engine_seconds),
-        starting=starting,
-    )
+    backend = _backend(settings, control=control, flights=flights, restart=restart, starting=starting)
     coordinator = Coordinator(
         backend=backend,
         sources=hosting.sources_of(settings, model=model),
@@ -144,6 +141,45 @@ def _sidecar(settings: ProxySettings, *, control: EngineControl, starting: Start
         metrics=Metrics(coordinator.state),
         engine=_engine_routes(settings, coordinator=coordinator, restart=restart),
     )
+
+
+def _backend(
+    settings: ProxySettings,
+    *,
+    control: EngineControl,
+    flights: Flights,
+    restart: RestartWish,
+    starting: StartPoint | None,
+) -> ExternalBackend | PlainVllm:
+    bounds = ExternalSettings(reach=settings.engine_seconds)
+    match settings.route:
+        case Route.IN_PROCESS:
+            if settings.allow_unverifiable:
+                raise BadRequest("--allow-unverifiable: in-process every tensor is proved", advice="leave it out")
+            return ExternalBackend(control, requests=flights, restart=restart, settings=bounds, starting=starting)
+        case Route.PLAIN:
+            if not isinstance(control, VllmControl):
+                raise BadRequest(
+                    f"--route plain: not there for {settings.backend}", advice="use the in-process route, which is"
+                )
+            return PlainVllm(
+                control,
+                folder=(settings.checkpoint_dir or settings.state_dir).resolve() / "plain",
+                requests=flights,
+                restart=restart,
+                settings=bounds,
+                starting=starting,
+                started_on=partial(_started_on, settings.runtime_dir),
+                unverifiable=settings.allow_unverifiable,
+            )
+
+
+def _started_on(runtime: Path | None) -> str:
+    try:
+        boot = read_boot(runtime) if runtime is not None else None
+    except UntrustedError:
+        boot = None
+    return boot.digest if boot is not None else ""
 
 
 def _loopback(upstream: str) -> str:
@@ -178,7 +214,7 @@ def _engine_routes(settings: ProxySettings, *, coordinator: Coordinator, restart
 
     def case() -> EngineCase:
         allowed = settings.engine_restart is EngineRestart.ALLOWED
-        return EngineCase(wanted=restart.reason, quarantined=coordinator.stuck, allowed=allowed)
+        return EngineCase(wanted=restart.reason, quarantined=coordinator.stuck, allowed=allowed, start=restart.boot_id)
 
     return EngineRoutes(
         case=case,

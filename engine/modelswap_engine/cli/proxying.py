@@ -17,6 +17,13 @@ class Engine(StrEnum):
     SGLANG = "sglang"
 
 
+class Route(StrEnum):
+    """How weights are exchanged in the engine."""
+
+    IN_PROCESS = "in-process"
+    PLAIN = "plain"
+
+
 class EngineRestart(StrEnum):
     """Whether the engine's container may be restarted when only that helps."""
 
@@ -33,6 +40,12 @@ def proxy(
     backend: Annotated[Engine, typer.Option(help="Which engine it is.")],
     upstream: Annotated[str, typer.Option(help="Where the engine listens, http://127.0.0.1:PORT.")],
     model: Annotated[Path, typer.Option(help="Folder of the checkpoint that the engine was started on.")],
+    route: Annotated[
+        Route, typer.Option(help="Exchange weights by our half in its processes, or by its own HTTP routes alone.")
+    ] = Route.IN_PROCESS,
+    allow_unverifiable: Annotated[
+        bool, typer.Option(help="With --route plain: serve versions of which the engine does not show every tensor.")
+    ] = False,
     served_model_name: host_options.ServedModelName = "",
     version: host_options.Version = "",
     host: host_options.Host = ANY_ADDRESS,

@@ -1,7 +1,8 @@
 """What an engine's own container asks of its sidecar: may it live on, and may it end now.
 
 ``GET /engine-livez``   the liveness probe of the engine's container. It fails only while a restart of the engine is
-                        wanted and allowed: a sidecar cannot restart its neighbour, the kubelet can.
+                        wanted and allowed, and the start that must end has not ended: a sidecar cannot restart its
+                        neighbour, the kubelet can, and it would go on killing one that takes its time to come up.
 ``POST /engine-drain``  the preStop hook of the engine's container (``backends.drain``). It answers when no request is
                         left, so that the engine outlives them. It needs the engine's admin key, which only the
                         container itself can read: whoever else calls could take a pod out of service.
@@ -39,11 +40,13 @@ class EngineCase:
         wanted: why a restart of the engine is wanted, "" while it is not.
         quarantined: True while neither version could be proved, and nobody is loading one.
         allowed: True unless ``recovery`` says that a person shall decide.
+        start: the start of the engine that must end, by its own name; "" where it was not known.
     """
 
     wanted: str
     quarantined: bool
     allowed: bool
+    start: str = ""
 
     @property
     def must_go(self) -> str:
@@ -86,6 +89,8 @@ class EngineRoutes:
     ) -> None:
         self._case, self._boot, self._drain, self._clock = case, boot, drain, clock
         self._draining: asyncio.Task[None] | None = None
+        self._running = ""
+        self._condemned: tuple[str, str] | None = None
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route table."""
@@ -93,8 +98,21 @@ class EngineRoutes:
 
     async def livez(self, _: web.Request) -> web.Response:
         """Say whether the engine's container may go on."""
-        reason = self._case().must_go
-        return web.Response(text=f"restart: {reason}\n", status=503) if reason else web.Response(text="ok\n")
+        boot = await self._started()
+        case = self._case()
+        if not self._must_end(case, boot.boot_id if boot is not None else ""):
+            return web.Response(text=f"started again, not up yet: {case.must_go}\n" if case.must_go else "ok\n")
+        return web.Response(text=f"restart: {case.must_go}\n", status=503)
+
+    def _must_end(self, case: EngineCase, now: str) -> bool:
+        """Say whether the start that runs is the one that must end: the one that ran when that came to be wanted."""
+        if not case.must_go:
+            self._running, self._condemned = now, None
+        elif self._condemned is None:
+            self._condemned = (case.start, self._running or now)
+        elif self._condemned[0] != case.start:
+            self._condemned = (case.start, now)
+        return self._condemned is not None and self._condemned[1] == now
 
     async def drain(self, request: web.Request) -> web.Response:
         """Wait until the engine may end; a caller that goes away ends nothing."""
@@ -120,7 +138,9 @@ class EngineRoutes:
         while True:
             boot = await self._started()
             now = boot.boot_id if boot is not None else ""
-            over = self._draining is not None or self._case().quarantined
+            case = self._case()
+            self._must_end(case, now)  # looked at now and then, so that it is known which start a wish came up in
+            over = self._draining is not None or case.quarantined
             if not over or before is None:
                 before = now
             elif begins_anew(before=before, now=now):

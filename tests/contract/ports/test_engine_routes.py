@@ -56,6 +56,7 @@ class Pod:
     routes: EngineRoutes
     clock: "Ticks"
     wanted: str = ""
+    start: str = ""
     allowed: bool = True
     quarantined: bool = False
     drains: int = 0
@@ -91,7 +92,10 @@ async def opened(ports: Ports, folder: Path) -> AsyncIterator[Pod]:
 
     routes = EngineRoutes(
         case=lambda: EngineCase(
-            wanted=pod.wanted, quarantined=pod.quarantined or ports.coordinator.stuck, allowed=pod.allowed
+            wanted=pod.wanted,
+            quarantined=pod.quarantined or ports.coordinator.stuck,
+            allowed=pod.allowed,
+            start=pod.start,
         ),
         boot=lambda: handshake.read_boot(runtime),
         drain=drain,
@@ -125,6 +129,29 @@ async def test_the_engine_lives_on_until_a_restart_is_wanted(pod: Pod) -> None:
     assert (answer.status, await answer.text()) == (503, "restart: a collective call failed\n")
     pod.allowed = False
     assert (await pod.client.get(LIVEZ)).status == 200
+
+
+async def test_a_start_that_takes_its_time_is_not_killed_for_what_the_one_before_did(pod: Pod) -> None:
+    await pod.starts(1)
+    assert (await pod.client.get(LIVEZ)).status == 200
+    pod.wanted, pod.start = "a collective call failed", "one"
+    assert (await pod.client.get(LIVEZ)).status == 503
+    await pod.starts(2)
+    answer = await pod.client.get(LIVEZ)
+    assert (answer.status, await answer.text()) == (200, "started again, not up yet: a collective call failed\n")
+    pod.wanted, pod.start = "it holds other weights", "two"  # the next one is not right either
+    assert (await pod.client.get(LIVEZ)).status == 503
+
+
+async def test_a_start_that_followed_one_that_died_by_itself_is_not_killed(pod: Pod) -> None:
+    await pod.starts(1)
+    watching = asyncio.ensure_future(pod.routes.begun_anew())
+    await pod.clock.tick()
+    await pod.clock.asleep.wait()
+    pod.wanted = "a collective call failed"
+    await pod.starts(2)  # before anybody asked again
+    assert (await pod.client.get(LIVEZ)).status == 200
+    watching.cancel()
 
 
 async def test_a_quarantine_restarts_the_engine_and_not_the_sidecar(pod: Pod) -> None:

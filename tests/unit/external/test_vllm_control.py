@@ -4,6 +4,7 @@ The server here is no engine; what the real one answers is in ``tests/engines``.
 """
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -29,6 +30,7 @@ class Canned:
         self.collective: tuple[int, Any] = (200, {"results": ["a", "b"]})
         self.development = True
         self.label = "default"
+        self.checksums: dict[str, str] = {}
         self.calls: list[str] = []
         self.hang: asyncio.Event | None = None
         self.connections: list[int] = []
@@ -66,6 +68,8 @@ class Canned:
             return web.json_response({"success": self.flushed})
         if self.hang is not None:
             await self.hang.wait()
+        if path == "/weight_checker":
+            return web.json_response({"checksums": self.checksums})
         status, body = self.collective
         return web.json_response(body, status=status)
 
@@ -128,6 +132,27 @@ async def test_after_a_failed_call_no_rank_is_asked_again_before_a_restart(
     canned.started = 2.0
     await control.facts(seconds=SECONDS)
     assert await control.call_all("text", seconds=SECONDS) == ["a", "b"]
+
+
+async def test_checksums_are_told_apart_by_rank_and_one_of_nothing_is_none(
+    canned: Canned, control: VllmControl
+) -> None:
+    nothing = hashlib.sha256(b"").hexdigest()
+    canned.checksums = {"dp0:pp0:pcp0:tp0:a.weight": "aa", "dp0:pp0:pcp0:tp1:a.weight": nothing}
+    assert await control.checksums(seconds=SECONDS) == {0: {"a.weight": "aa"}, 1: {"a.weight": ""}}
+    canned.checksums = {"dp1:pp0:pcp0:tp0:a.weight": "aa"}
+    with pytest.raises(WorkerLost, match="dp1"):
+        await control.checksums(seconds=SECONDS)
+
+
+async def test_a_reload_that_failed_is_a_failed_call_and_the_label_stays(canned: Canned, control: VllmControl) -> None:
+    await control.reload("/folder", seconds=SECONDS)
+    assert "/update_weight_version" not in canned.calls
+    canned.collective = (500, {"error": {"message": "no weights there"}})
+    with pytest.raises(WorkerLost, match="no weights there"):
+        await control.reload("/folder", seconds=SECONDS)
+    with pytest.raises(WorkerLost, match="earlier call"):
+        await control.checksums(seconds=SECONDS)
 
 
 async def test_a_call_that_nobody_waited_for_counts_as_failed(canned: Canned, control: VllmControl) -> None:

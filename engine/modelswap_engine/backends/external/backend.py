@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from modelswap_engine.backends.external import views
 from modelswap_engine.backends.external.control import EngineControl, EngineFacts, Requests
-from modelswap_engine.backends.external.loading import Loading, Starting, emptied, forgets
+from modelswap_engine.backends.external.loading import Loading, Starting, emptied, forgets, reached
 from modelswap_engine.backends.external.ranks import Ranks
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
@@ -70,7 +70,7 @@ class ExternalBackend:
         self._requests = requests
         self._restart = restart
         self._ranks = Ranks(control, call_seconds=self._settings.call)
-        self._loading = Loading(control, self._ranks, bounds=self._settings, restart=restart, starting=starting)
+        self._loading = Loading(control, self._ranks, bounds=self._settings, starting=starting)
         self._watch = Watch(
             control,
             seconds=self._settings.watch,
@@ -82,6 +82,7 @@ class ExternalBackend:
         self._layout: Layout | None = None
         self._proven: dict[int, str] = {}
         self._alive = False
+        self._empty_for = ""
         self._ended = 0
 
     # Life.
@@ -103,7 +104,7 @@ class ExternalBackend:
         self._watch.hurry()
 
     def _lost(self) -> None:
-        self._alive = False
+        self._alive, self._empty_for = False, ""
         self._proven.clear()
 
     def _distrust(self, why: str) -> WorkerLost:
@@ -126,7 +127,7 @@ class ExternalBackend:
         with self._requests.barred():
             self._requests.end()
             folder = await self._loading.offer(order)
-            self._facts = await self._loading.reach()
+            self._facts = await reached(self._control, bounds=self._settings, restart=self._restart)
             loaded = await self._decisive("load", self._loading.load(order, self._facts, folder=folder))
         if loaded.layout is not None:
             self._layout, self._alive = loaded.layout, True
@@ -210,19 +211,26 @@ class ExternalBackend:
             self._ended = self._requests.end()
         elif policy is not RequestPolicy.NONE_RUNNING:
             raise UnsupportedChange(views.NO_MIXTURE, advice="use traffic mode Drain or Abort")
-        await emptied(self._control, seconds=timeout)
+        await self._decisive("pause", emptied(self._control, seconds=timeout))
+        self._empty_for = operation_id
         return self._replies(operation_id, seconds=time.monotonic() - started)
 
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
         """Make the staged tensors live, and have everything forgotten that the old ones computed."""
+        self._require_empty(operation_id)
         self._proven.clear()
         first, *others = await self._exchange("commit", wire.CommitCall(operation_id))
         return [replace(first, requests=self._ended), *others]
 
     async def rollback(self, operation_id: str) -> Sequence[Reply]:
         """Put the tensors from before this operation's commit back; what the new ones computed is forgotten too."""
+        self._require_empty(operation_id)
         self._proven.clear()
         return await self._exchange("rollback", wire.RollbackCall(operation_id))
+
+    def _require_empty(self, operation_id: str) -> None:
+        if self._empty_for != operation_id:
+            raise Internal(f"operation {operation_id} has not paused the engine, so no weights are exchanged in it")
 
     async def _exchange(self, what: str, call: wire.CommitCall | wire.RollbackCall) -> Sequence[Reply]:
         replies = await self._ask(what, call)
@@ -255,7 +263,7 @@ class ExternalBackend:
 
     async def resume(self, operation_id: str) -> Sequence[Reply]:
         """Nothing was stopped: new requests wait at the gate."""
-        self._ended = 0
+        self._empty_for, self._ended = "", 0
         return self._replies(operation_id)
 
     async def release(self, operation_id: str, *, previous: bool) -> Sequence[Reply]:
@@ -284,6 +292,9 @@ class ExternalBackend:
             return await call
         except WorkerLost as error:
             raise self._distrust(f"{what}: {error.message}") from error
+        except NotReady as error:  # it is not there, and did nothing: what it was told to keep is gone
+            self._lost()
+            raise WorkerLost(f"{what}: {error.message}", advice=error.advice) from error
 
     def _replies(self, operation_id: str, *, digest: str = "", seconds: float = 0.0) -> list[Reply]:
         """Answer for the ranks, of whom nothing was asked."""

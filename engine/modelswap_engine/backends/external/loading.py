@@ -48,7 +48,6 @@ class Loading:
         control: of the engine.
         ranks: our half in it.
         bounds: of every wait.
-        restart: says which start of the engine is to end.
         starting: tells whoever starts the engine on what; None where nobody listens.
     """
 
@@ -58,13 +57,11 @@ class Loading:
         ranks: Ranks,
         *,
         bounds: ExternalSettings,
-        restart: RestartWish,
         starting: Starting | None,
     ) -> None:
         self._control = control
         self._ranks = ranks
         self._bounds = bounds
-        self._restart = restart
         self._starting = starting
 
     async def offer(self, order: Load) -> Path | None:
@@ -75,28 +72,6 @@ class Loading:
         """Have an engine that starts wait until it is known what on."""
         if self._starting is not None:
             await self._starting.withdraw()
-
-    async def reach(self) -> EngineFacts:
-        """Wait for an engine that answers and is not the start that is to end.
-
-        Raises:
-            NotReady: there is none within its bound.
-        """
-        deadline = time.monotonic() + self._bounds.reach
-        while True:
-            try:
-                facts = await self._control.facts(seconds=self._bounds.call)
-                self._restart.seen(facts.boot_id)
-                if not self._restart.wanted:
-                    return facts
-                why = f"a restart is wanted: {self._restart.reason}"
-            except (NotReady, WorkerLost) as error:
-                why = error.message
-            if time.monotonic() >= deadline:
-                raise NotReady(
-                    f"no usable engine for {self._bounds.reach:g} s: {why}", advice="look at the engine's container"
-                )
-            await asyncio.sleep(self._bounds.watch)
 
     async def load(self, order: Load, facts: EngineFacts, *, folder: Path | None) -> Loaded:
         """Have the version live and proven in an engine that nobody has a request in.
@@ -154,6 +129,27 @@ class Loading:
 
 def _mismatch(replies: Sequence[Reply]) -> bool:
     return any(reply.error is not None and reply.error.code == ManifestMismatch.code for reply in replies)
+
+
+async def reached(control: EngineControl, *, bounds: ExternalSettings, restart: RestartWish) -> EngineFacts:
+    """Wait for an engine that answers and is not the start that is to end.
+
+    Raises:
+        NotReady: there is none within its bound.
+    """
+    deadline = time.monotonic() + bounds.reach
+    while True:
+        try:
+            facts = await control.facts(seconds=bounds.call)
+            restart.seen(facts.boot_id)
+            if not restart.wanted:
+                return facts
+            why = f"a restart is wanted: {restart.reason}"
+        except (NotReady, WorkerLost) as error:
+            why = error.message
+        if time.monotonic() >= deadline:
+            raise NotReady(f"no usable engine for {bounds.reach:g} s: {why}", advice="look at the engine's container")
+        await asyncio.sleep(bounds.watch)
 
 
 async def emptied(control: EngineControl, *, seconds: float) -> None:

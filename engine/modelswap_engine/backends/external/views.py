@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from modelswap_engine.backends.external.control import EngineFacts
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.merging import summed
@@ -10,6 +12,9 @@ from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
 from modelswap_engine.protocol.errors import Internal, from_body
 from modelswap_engine.protocol.policy import TrafficMode
+
+BY_DISK: Final = "disk"
+"""How tensors became live that the engine loaded by itself."""
 
 NO_OVERLAP: Final = "the engine runs one instance of a model"
 NO_MIXTURE: Final = "the proxy before the engine could not say which version made which part of an answer"
@@ -32,6 +37,14 @@ def capabilities(facts: EngineFacts | None, ranks: Sequence[wire.Facts]) -> Capa
         rollback=True,
         commit_method=",".join(sorted({rank.commit_method for rank in ranks})),
     )
+
+
+def plain_capabilities(facts: EngineFacts | None) -> Capabilities:
+    """Say what can be done over an engine's own routes alone, with nothing to take a commit back by."""
+    if facts is None:
+        return capabilities(None, ())
+    found = capabilities(facts, ())
+    return replace(found, rollback=False, commit_method=BY_DISK)
 
 
 def ranks(

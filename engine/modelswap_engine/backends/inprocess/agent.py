@@ -191,6 +191,7 @@ class Agent:
 
     def _adopted(self, updater: WeightUpdater, operation_id: str, seconds: float) -> wire.Answer:
         self._updater = updater
+        self._host.wipe()
         return self._answer(self._reply(operation_id, seconds=seconds, digest=updater.digest))
 
     def _stage(self, call: wire.StageCall) -> wire.Answer:
@@ -265,6 +266,8 @@ class Agent:
         return self._works.begin(lane, call.work, work, operation_id=call.operation_id, still=True)
 
     def _verified(self, operation_id: str, digest: str, started: float) -> wire.Answer:
+        if self._unproven:
+            self._host.wipe()
         self._unproven = ""
         return self._answer(self._reply(operation_id, seconds=time.perf_counter() - started, digest=digest))
 

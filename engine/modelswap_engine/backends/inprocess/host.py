@@ -51,3 +51,10 @@ class Host(Protocol):
 
     def unpack(self, packed: object, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Work out the weight that a packed form was made of; only while the engine computes nothing."""
+
+    def wipe(self) -> None:
+        """Leave nothing that is not a number among cached keys and values; only while no request holds any.
+
+        A version whose output overflows fills them with that, and where an engine multiplies the unused ends of blocks
+        by zero, the next version answers with it.
+        """

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.external.folder import point
+from modelswap_engine.backends.external.plain.live import Held
+from modelswap_engine.backends.external.plain.sums import Sums
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.sglang.control import SglangControl
-from modelswap_engine.backends.sglang.live import Held
-from modelswap_engine.backends.sglang.sums import Sums
 from modelswap_engine.protocol.errors import BadRequest, DigestMismatch, Unverifiable, WorkerLost
 
 log: Final = logging.getLogger("modelswap.sglang")

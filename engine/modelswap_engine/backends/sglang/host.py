@@ -103,6 +103,9 @@ class SglangHost:
         """Refuse; nothing is packed."""
         raise Internal(f"SGLang has no packed weight of shape {list(shape)} in {dtype}: {type(packed).__name__}")
 
+    def wipe(self) -> None:
+        """Nothing to do: SGLang reads no block beyond what a request has written into it."""
+
 
 def place_of(runner: Any, role: str) -> dict[str, Any]:
     """Say where in its world a runner is, as SGLang says it in its checksums."""

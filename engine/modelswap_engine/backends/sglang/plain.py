@@ -11,11 +11,15 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from modelswap_engine.backends.external.control import EngineFacts
+from modelswap_engine.backends.external.plain import report
+from modelswap_engine.backends.external.plain.book import Book
+from modelswap_engine.backends.external.plain.memory import SumMemory
+from modelswap_engine.backends.external.plain.replying import Replying
+from modelswap_engine.backends.external.plain.staging import Staging
+from modelswap_engine.backends.external.plain.sums import Sums
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.port import (
     Hashes,
@@ -27,15 +31,11 @@ from modelswap_engine.backends.port import (
     Stage,
     StageRetained,
 )
-from modelswap_engine.backends.sglang import report
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import ENGINE, REFUSED, SglangControl
 from modelswap_engine.backends.sglang.exchange import LINK, Exchange
-from modelswap_engine.backends.sglang.live import Held, Retained, Staged
-from modelswap_engine.backends.sglang.memory import SumMemory, layout_of
 from modelswap_engine.backends.sglang.settings import PlainSettings
-from modelswap_engine.backends.sglang.staging import Staging
-from modelswap_engine.backends.sglang.sums import Sums
+from modelswap_engine.backends.sglang.support import layout_of
 from modelswap_engine.backends.sglang.takeover import Taken, Takeover
 from modelswap_engine.backends.sglang.watch import RequestCount, Watch
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
@@ -90,21 +90,18 @@ class PlainSglang:
             wish=wish,
             settings=settings,
         )
-        self._calls = asyncio.Lock()
+        self._book = Book(self._staging, in_use=self._linked)
+        self._replies = Replying(self._book, boot_id=lambda: self._boot_id, lost=lambda why: self._lost(why, False))
         self._watch = Watch(
             self._control,
             every=settings.watch_seconds,
             seconds=settings.call_seconds,
-            busy=self._calls.locked,
+            busy=self._replies.calls.locked,
             lost=self._lost,
         )
         self._count = RequestCount(self._control, seconds=settings.call_seconds)
         self._facts: EngineFacts | None = None
         self._taken: Taken | None = None
-        self._target: Held | None = None
-        self._staged: Staged | None = None
-        self._retained: Retained | None = None
-        self._proven = ""
         self._paused = False
         self._met = 0
         self._said_well = False
@@ -129,41 +126,39 @@ class PlainSglang:
         log.error("SGLang is lost: %s", why)
         if hangs:
             self._wish.want(why, boot_id=self._boot_id)
-        self._facts, self._proven = None, ""
+        self._facts, self._book.proven = None, ""
 
     async def load(self, order: Load) -> Sequence[Reply]:
         """Wait for the engine, and have it hold a version: most often it was started on it."""
-        return await self._answer(order.operation_id, lambda: self._load(order))
+        return await self._replies.answer(order.operation_id, lambda: self._load(order))
 
     async def _load(self, order: Load) -> Reply:
         self._watch.boot_id = ""
-        self._facts, self._taken, self._staged, self._retained, self._proven = None, None, None, None, ""
+        self._facts, self._taken = None, None
+        self._book.clear()
         taken = await self._takeover.take(order)
         self._facts, self._taken, self._paused = taken.facts, taken, False
-        self._target, self._proven, self._shown = taken.found.held, order.digest, taken.live
+        self._book.took(taken.found.held)
+        self._shown = taken.live
         await self._remember()
-        await self._prune()
+        await self._book.prune()
         self._watch.begin(taken.facts.boot_id)
-        return self._reply(order.operation_id, digest=order.digest)
+        return self._replies.reply(order.operation_id, digest=order.digest)
 
     async def settle(self, operation_id: str, digest: str) -> Sequence[Reply]:
         """Say that the engine serves a version, if it proves it; never raises."""
         try:
-            async with self._calls:
-                held = next((item for item in self._ends() if item.digest == digest), None)
+            async with self._replies.calls:
+                held = next((item for item in self._book.ends() if item.digest == digest), None)
                 if held is None or self._facts is None:
                     return []
                 await self._exchange.prove(held)
                 await self._resume()
-                self._target, self._proven = held, digest
+                self._book.target, self._book.proven = held, digest
         except ModelswapError as error:
             log.warning("SGLang cannot be shown to hold %s: %s", digest, error.message)
             return []
-        return self._every(self._reply(operation_id, digest=digest))
-
-    def _ends(self) -> list[Held]:
-        staged = [self._staged.before, self._staged.after] if self._staged is not None else []
-        return [*([self._target] if self._target is not None else []), *staged]
+        return self._replies.every(self._replies.reply(operation_id, digest=digest))
 
     # What it is.
 
@@ -187,12 +182,11 @@ class PlainSglang:
 
     def ranks(self) -> Sequence[RankState]:
         """Say who is alive, and what each rank has proven under its boot id."""
-        facts = self._facts
+        facts, proven = self._facts, self._book.proven
         if facts is None:
             return [RankState()]
-        return [
-            RankState(rank=rank, boot_id=facts.boot_id, alive=True, digest=self._proven) for rank in self._numbers()
-        ]
+        numbers = self._book.numbers()
+        return [RankState(rank=rank, boot_id=facts.boot_id, alive=True, digest=proven) for rank in numbers]
 
     async def memory(self) -> MemoryState:
         """Say nothing: the engine's memory is its own, and what is staged lies on a disk."""
@@ -206,52 +200,48 @@ class PlainSglang:
         """Compare the checksums with the version that must be live; the engine bounds no rate."""
         del bytes_per_second
         taken, began = self._loaded(), time.monotonic()
-        async with self._calls:
+        async with self._replies.calls:
             live = await self._exchange.observe()
         return report.hashes(
-            self._target or taken.found.held, taken.found.made, live, pattern=pattern, seconds=time.monotonic() - began
+            self._book.target or taken.found.held,
+            taken.found.made,
+            live,
+            pattern=pattern,
+            seconds=time.monotonic() - began,
         )
 
     # The swap.
 
     async def stage(self, order: Stage | StageRetained) -> Sequence[Reply]:
         """Write the folders for the way there and back; the engine is not asked anything."""
-        return await self._answer(order.operation_id, lambda: self._stage(order))
+        return await self._replies.answer(order.operation_id, lambda: self._stage(order))
 
     async def _stage(self, order: Stage | StageRetained) -> Reply:
-        taken, live = self._loaded(), self._target
-        if live is None or self._proven != live.digest:
-            raise Internal("what SGLang holds is not proved, so nothing can be staged beside it")
-        if isinstance(order, StageRetained):
-            if self._retained is None:
-                raise Internal("nothing is retained")
-            staged = await self._staging.stage_retained(order, self._retained, live, taken.found)
-        else:
-            self._retained = None if order.drop_previous else self._retained
+        taken, recalled = self._loaded(), {}
+        if isinstance(order, Stage):
             recalled = await asyncio.to_thread(self._memory.recall, order.digest, layout_of(taken.server))
-            staged = await self._staging.stage(order, live, taken.found, recalled=recalled)
-        self._staged = staged
+        staged = await self._book.stage(order, taken.found, recalled=recalled)
         fetched = 0 if isinstance(order, StageRetained) else staged.nbytes
-        return self._reply(
+        return self._replies.reply(
             order.operation_id, digest=staged.after.digest, staged_bytes=staged.nbytes, fetched_bytes=fetched
         )
 
     async def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Sequence[Reply]:
         """Refuse: over HTTP nothing can be tried before it is live."""
         why = "checks.prompts: SGLang cannot try a version before it is live"
-        return self._refused(operation_id, UnsupportedChange(why, advice="leave checks.prompts out"))
+        return self._replies.refused(operation_id, UnsupportedChange(why, advice="leave checks.prompts out"))
 
     async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
         """See that the engine still is the start that holds the live version."""
 
         async def prepare() -> Reply:
-            staged = self._of(operation_id)
+            self._book.of(operation_id)
             if overlap:
                 raise UnsupportedChange(REFUSED[TrafficMode.OVERLAP.value], advice="use another traffic mode")
             await self._same_start()
-            return self._reply(operation_id, digest=staged.after.digest)
+            return self._replies.reply(operation_id, digest=self._book.prepare(operation_id).after.digest)
 
-        return await self._answer(operation_id, prepare)
+        return await self._replies.answer(operation_id, prepare)
 
     async def _same_start(self) -> None:
         facts = await self._control.facts(seconds=self._settings.call_seconds)
@@ -267,29 +257,32 @@ class PlainSglang:
             self._paused = True
             self._met = await self._control.requests(seconds=self._settings.call_seconds)
             await self._control.pause(policy, seconds=timeout)
-            return self._reply(operation_id, seconds=time.monotonic() - began)
+            return self._replies.reply(operation_id, seconds=time.monotonic() - began)
 
-        return await self._answer(operation_id, pause)
+        return await self._replies.answer(operation_id, pause)
 
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Sequence[Reply]:
         """Have the engine load the staged tensors over the live ones; it was paused for the same policy."""
 
         async def commit() -> Reply:
-            staged = self._of(operation_id)
-            if not self._paused:
-                raise Internal("SGLang is not paused, so no weights are exchanged in it")
-            self._target, self._proven = staged.after, ""
+            staged = self._book.prepared(operation_id)
+            self._require_pause()
+            self._book.target, self._book.proven = staged.after, ""
             began = time.perf_counter()
             self._said_well = await self._exchange.apply(staged.there, staged.after, boot_id=self._boot_id)
             took = (time.perf_counter() - began) * 1e6
             requests = 0 if policy is RequestPolicy.NONE_RUNNING else self._met
-            return self._reply(operation_id, commit_microseconds=took, requests=requests, method="disk")
+            return self._replies.reply(operation_id, commit_microseconds=took, requests=requests, method="disk")
 
-        return await self._answer(operation_id, commit)
+        return await self._replies.answer(operation_id, commit)
+
+    def _require_pause(self) -> None:
+        if not self._paused:
+            raise Internal("SGLang is not paused, so no weights are exchanged in it")
 
     async def retire(self, operation_id: str) -> Sequence[Reply]:
         """Refuse: there is one instance."""
-        return self._refused(operation_id, BadRequest("SGLang has one instance, there is none to retire"))
+        return self._replies.refused(operation_id, BadRequest("SGLang has one instance, there is none to retire"))
 
     async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
         """Read checksums: of what was exchanged, where the engine said that all went well; with ``strict`` of all.
@@ -298,37 +291,38 @@ class PlainSglang:
         """
 
         async def verify() -> Reply:
-            staged, target = self._staged, self._target
+            staged, target = self._book.staged, self._book.target
             if target is None:
                 raise Internal("SGLang holds no version yet")
             well = not strict and staged is not None and target is staged.after and self._said_well
             live = await self._exchange.prove(target, only=staged.touched if well and staged is not None else ())
-            self._proven, self._shown = target.digest, {} if well else live
-            return self._reply(operation_id, digest=target.digest)
+            self._book.proven, self._shown = target.digest, {} if well else live
+            return self._replies.reply(operation_id, digest=target.digest)
 
-        return await self._answer(operation_id, verify)
+        return await self._replies.answer(operation_id, verify)
 
     async def rollback(self, operation_id: str) -> Sequence[Reply]:
         """Have the engine load the tensors that went over those that came."""
 
         async def rollback() -> Reply:
-            staged = self._of(operation_id)
-            if self._target is not staged.before:
-                self._proven = ""
+            self._require_pause()
+            staged = self._book.of(operation_id)
+            if self._book.target is not staged.before:
+                self._book.proven = ""
                 await self._exchange.apply(staged.back, staged.before, boot_id=self._boot_id)
-                self._target = staged.before
-            return self._reply(operation_id)
+                self._book.target = staged.before
+            return self._replies.reply(operation_id)
 
-        return await self._answer(operation_id, rollback)
+        return await self._replies.answer(operation_id, rollback)
 
     async def resume(self, operation_id: str) -> Sequence[Reply]:
         """Let the engine go on; that it generates is seen to in the background, with a second of SGLang's own."""
 
         async def resume() -> Reply:
             await self._resume()
-            return self._reply(operation_id)
+            return self._replies.reply(operation_id)
 
-        return await self._answer(operation_id, resume)
+        return await self._replies.answer(operation_id, resume)
 
     async def _resume(self) -> None:
         if self._paused:
@@ -351,77 +345,35 @@ class PlainSglang:
         self._staging.stop()
 
         async def release() -> Reply:
-            staged = self._staged
-            if staged is not None and staged.operation_id == operation_id:
-                self._staged = None
-                if self._target is staged.after:
-                    self._retained = Retained(held=staged.before, folder=staged.back, tensors=staged.undo.tensors)
-            if previous:
-                self._retained = None
+            self._book.release(operation_id, previous=previous)
             await self._remember()
-            await self._prune()
-            return self._reply(operation_id)
+            await self._book.prune()
+            return self._replies.reply(operation_id)
 
-        return await self._answer(operation_id, release)
+        return await self._replies.answer(operation_id, release)
 
     # How.
-
-    async def _answer(self, operation_id: str, work: Work) -> Sequence[Reply]:
-        try:
-            async with self._calls:
-                reply = await work()
-        except WorkerLost as error:
-            self._lost(error.message, False)
-            raise
-        except NotReady as error:
-            self._lost(error.message, False)
-            raise WorkerLost(error.message, advice=error.advice) from None
-        except ModelswapError as error:
-            return self._refused(operation_id, error)
-        return self._every(reply)
-
-    def _refused(self, operation_id: str, error: ModelswapError) -> Sequence[Reply]:
-        return self._every(self._reply(operation_id, error=error.body()))
-
-    def _every(self, reply: Reply) -> list[Reply]:
-        return [msgspec.structs.replace(reply, rank=rank) for rank in self._numbers()]
-
-    def _reply(self, operation_id: str, **fields: Any) -> Reply:
-        return Reply(operation_id=operation_id, rank=0, boot_id=self._boot_id, **fields)
 
     @property
     def _boot_id(self) -> str:
         return self._facts.boot_id if self._facts is not None else ""
-
-    def _numbers(self) -> list[int]:
-        return sorted(self._target.sums) if self._target is not None else [0]
 
     def _loaded(self) -> Taken:
         if self._taken is None:
             raise NotReady("SGLang holds no version yet", advice="wait until it has come up")
         return self._taken
 
-    def _of(self, operation_id: str) -> Staged:
-        if self._staged is None or self._staged.operation_id != operation_id:
-            raise Internal(f"nothing is staged for {operation_id}")
-        return self._staged
-
     async def _remember(self) -> None:
         """Keep the checksums of what was proved last; not while requests wait."""
         shown, self._shown = self._shown, {}
-        if shown and self._proven:
+        if shown and self._book.proven:
             try:
-                await asyncio.to_thread(self._memory.remember, self._proven, layout_of(self._loaded().server), shown)
+                await asyncio.to_thread(
+                    self._memory.remember, self._book.proven, layout_of(self._loaded().server), shown
+                )
             except OSError as error:
                 log.warning("checksums cannot be kept: %s", error)
 
-    async def _prune(self) -> None:
-        """Remove the folders that nothing leads to any more."""
-        staged, retained = self._staged, self._retained
-        keep = {staged.there, staged.back} if staged is not None else set()
-        keep |= {retained.folder} if retained is not None else set()
-        await asyncio.to_thread(self._prune_now, keep)
-
-    def _prune_now(self, keep: set[Path]) -> None:
+    def _linked(self) -> Path | None:
         link = self._folder / LINK
-        self._staging.prune(keep | ({Path(link.readlink())} if link.is_symlink() else set()))
+        return Path(link.readlink()) if link.is_symlink() else None

@@ -4,9 +4,12 @@ What is on no list is not refused: whether a model is understood shows in the na
 go wrong is refused before anything is touched, with the reason.
 """
 
+from pathlib import Path
 from typing import Final
 
-from modelswap_engine.backends.sglang.answers import ServerInfo
+from modelswap_engine.backends.external.plain.adopt import Sight
+from modelswap_engine.backends.external.plain.memory import Layout
+from modelswap_engine.backends.sglang.answers import ModelInfo, ServerInfo
 
 ARCHITECTURES: Final = {
     "LlamaForCausalLM": "run with SGLang 0.5.23 on a processor",
@@ -18,6 +21,9 @@ DENIED: Final = {
     "DeepseekV2ForCausalLM": "it computes with tensors derived from its weights, which its checksums do not show",
     "DeepseekV3ForCausalLM": "it computes with tensors derived from its weights, which its checksums do not show",
 }
+SUM_DIGITS: Final = 16
+"""On a processor SGLang gives this many hex digits of the sha256."""
+
 TESTED: Final = ("0.5.23",)
 
 
@@ -54,3 +60,27 @@ def _untested(server: ServerInfo) -> str:
     if server.version not in TESTED:
         return f"SGLang {server.version} is not one of {', '.join(TESTED)}"
     return ""
+
+
+def layout_of(server: ServerInfo) -> Layout:
+    """Return the layout of a start of the engine."""
+    return Layout(
+        version=server.version,
+        device=server.device,
+        dtype=server.dtype,
+        quantization=server.quantization or "",
+        tp_size=server.tp_size,
+        pp_size=server.pp_size,
+        dp_size=server.dp_size,
+    )
+
+
+def sight_of(server: ServerInfo, model: ModelInfo) -> Sight:
+    """Say what the checksums of a start are of."""
+    whole = server.tp_size * server.pp_size * server.dp_size == 1
+    return Sight(
+        exact=whole and server.device == "cpu",
+        dtype=server.dtype,
+        digits=SUM_DIGITS,
+        loaded_from=Path(model.model_path),
+    )

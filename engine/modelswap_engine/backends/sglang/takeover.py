@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelswap_engine.backends.external.control import EngineFacts
+from modelswap_engine.backends.external.plain.adopt import Found, look, same_model
+from modelswap_engine.backends.external.plain.memory import SumMemory
+from modelswap_engine.backends.external.plain.staging import Staging
+from modelswap_engine.backends.external.plain.sums import Sums
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.port import Load
-from modelswap_engine.backends.sglang.adopt import Found, look, same_model
 from modelswap_engine.backends.sglang.answers import ServerInfo
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
 from modelswap_engine.backends.sglang.exchange import Exchange
-from modelswap_engine.backends.sglang.memory import SumMemory, layout_of
 from modelswap_engine.backends.sglang.settings import PlainSettings
-from modelswap_engine.backends.sglang.staging import Staging
-from modelswap_engine.backends.sglang.sums import Sums
-from modelswap_engine.backends.sglang.support import refusal
+from modelswap_engine.backends.sglang.support import layout_of, refusal, sight_of
 from modelswap_engine.checkpoint.canonical import CONFIG, architecture_of
 from modelswap_engine.protocol.errors import NotReady, UnsupportedChange, WorkerLost
 
@@ -75,10 +75,10 @@ class Takeover:
         model = await self._client.model_info(seconds=self._settings.call_seconds)
         recalled = await asyncio.to_thread(self._memory.recall, order.digest, layout_of(server))
         live = await self._exchange.observe()
-        found = await look(order, live, server=server, model=model, recalled=recalled)
+        found = await look(order, live, sight=sight_of(server, model), recalled=recalled)
         wrong = found.held.judge(live).wrong
         if wrong:
-            same = await asyncio.to_thread(same_model, order, model)
+            same = await asyncio.to_thread(same_model, order, Path(model.model_path))
             await self._catch_up(found, wrong, same=same, boot_id=facts.boot_id)
             live = await self._exchange.observe()
         elif model.weight_version != order.digest:

@@ -7,6 +7,7 @@ call before once one of them has failed.
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import re
 import uuid
@@ -27,6 +28,8 @@ _PAUSES: Final[Mapping[RequestPolicy, Mapping[str, str]]] = {
     RequestPolicy.FREEZE: {"mode": "keep", "clear_cache": "false"},
     RequestPolicy.ABORT: {"mode": "abort", "clear_cache": "true"},
 }
+_PARAMETER: Final = re.compile(r"dp0:pp0:pcp0:tp(?P<rank>\d+):(?P<name>.+)")
+_NOTHING: Final = hashlib.sha256(b"").hexdigest()
 _STARTED: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _DEVELOPMENT: Final = "start vLLM with VLLM_SERVER_DEV_MODE=1, on a loopback address"
 
@@ -154,6 +157,11 @@ class VllmControl:
         return [str(answer) for answer in answers]
 
     async def _collective(self, call: dict[str, Any], *, seconds: float) -> list[object]:
+        answer = await self._ask_ranks("/collective_rpc", {**call, "timeout": seconds}, seconds=seconds)
+        results = answer.get("results")
+        return results if isinstance(results, list) else []
+
+    async def _ask_ranks(self, path: str, body: dict[str, Any], *, seconds: float) -> dict[str, Any]:
         async with self._calling:
             if self._mixed_up is not None:
                 raise WorkerLost(
@@ -162,14 +170,12 @@ class VllmControl:
                 )
             try:
                 async with _bounded("calling all ranks", seconds):
-                    answer = await self._ask("POST", "/collective_rpc", json={**call, "timeout": seconds})
+                    return await self._ask("POST", path, json=body)
             except (NotReady, BadRequest):
                 raise
             except BaseException:
                 self._mixed_up = self._boot_id
                 raise
-        results = answer.get("results")
-        return results if isinstance(results, list) else []
 
     async def set_version(self, digest: str, *, seconds: float) -> None:
         """Change the label and read it back."""
@@ -180,10 +186,41 @@ class VllmControl:
             raise WorkerLost(f"vLLM calls its weights {label!r} after it was told {digest!r}", advice="try again")
 
     async def load_full(self, directory: str, digest: str, *, seconds: float) -> None:
-        """Have every worker reload; a failed reload leaves it without weights, and nothing else says so."""
+        """Have every worker reload, and change the label."""
+        await self.reload(directory, seconds=seconds)
+        await self.set_version(digest, seconds=seconds)
+
+    async def reload(self, directory: str, *, seconds: float) -> None:
+        """Have every worker load what is in a folder over its live tensors; the label stays.
+
+        A part of a fused parameter leaves the rest of it undefined, and a failed reload leaves a worker without
+        weights; nothing but its answer says so.
+        """
         arguments = {"weights_path": directory, "is_checkpoint_format": True}
         await self._collective({"method": "reload_weights", "kwargs": arguments}, seconds=seconds)
-        await self.set_version(digest, seconds=seconds)
+
+    async def checksums(self, *, seconds: float) -> dict[int, dict[str, str]]:
+        """Ask for the sha256 of every live parameter, by rank and name; "" for one that is not where it is looked for.
+
+        On a processor linear layers keep their weights packed, and what is hashed in their place is nothing.
+        """
+        answer = await self._ask_ranks("/weight_checker", {"action": "checksum"}, seconds=seconds)
+        found: dict[int, dict[str, str]] = {}
+        for key, value in answer.get("checksums", {}).items():
+            where = _PARAMETER.fullmatch(key)
+            if where is None:
+                raise WorkerLost(
+                    f"vLLM shows a checksum of {key!r}, which names no rank", advice="see its release notes"
+                )
+            found.setdefault(int(where["rank"]), {})[where["name"]] = "" if value == _NOTHING else str(value)
+        return found
+
+    async def config(self, *, seconds: float) -> dict[str, Any]:
+        """Ask what it was started with; empty where it does not tell."""
+        async with _bounded("asking what it was started with", seconds):
+            info = await self._development("/server_info", config_format="json")
+        found = info.get("vllm_config") if info else None
+        return found if isinstance(found, dict) else {}
 
     async def close(self) -> None:
         """Close the session."""

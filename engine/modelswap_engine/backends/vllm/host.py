@@ -5,7 +5,7 @@ as an error before anything live is touched.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -122,6 +122,23 @@ class VllmHost:
         unused = torch.empty(0, dtype=dtype)
         with torch.no_grad():
             return read_linear(lambda rows: linear(rows, unused, None), shape, dtype)
+
+    def wipe(self) -> None:
+        """Look at the first number of every block, which is none where the block was filled by such a version."""
+        for cache in _tensors(getattr(self._worker.model_runner, "kv_caches", ())):
+            first = cache
+            while first.dim() > 2:
+                first = first.select(-1, 0)
+            if cache.is_floating_point() and not bool(torch.isfinite(first).all()):
+                cache.zero_()
+
+
+def _tensors(caches: Any) -> Iterator[torch.Tensor]:
+    for cache in caches:
+        if isinstance(cache, torch.Tensor):
+            yield cache
+        elif isinstance(cache, list | tuple):
+            yield from _tensors(cache)
 
 
 def _holds_weight(function: object) -> bool:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from modelswap_engine.backends.external.plain.live import Held
+from modelswap_engine.backends.external.plain.report import hashes
+from modelswap_engine.backends.external.plain.sums import parameters
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.backends.sglang.live import Held
-from modelswap_engine.backends.sglang.report import hashes
-from modelswap_engine.backends.sglang.sums import parameters
 
 NAMES = ["x.gate_proj.weight", "x.up_proj.weight", "norm.weight", "model.embed_tokens.weight", "lm_head.weight"]
 TENSORS = {

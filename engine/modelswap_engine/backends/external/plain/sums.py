@@ -1,10 +1,10 @@
-"""What SGLang's checksums of live tensors must be, worked out from a version's own hashes. Pure.
+"""What an engine's checksums of live tensors must be, worked out from a version's own hashes. Pure.
 
-SGLang hashes its own parameters and not the checkpoint's tensors: fused ones as one, and on a GPU, or where a model is
-split, in a way that no file can be compared with. So a checksum is known in one of two ways. It is *worked out* where
-the parameter is the very bytes of checkpoint tensors, one after the other; whether that holds is seen when an engine
-has just loaded proven files. Else it is *remembered* from a load of the same version by the same engine. What is known
-in neither way cannot be seen, and counts as neither right nor wrong.
+An engine hashes its own parameters and not the checkpoint's tensors: fused ones as one, and on a GPU, or where a model
+is split, in a way that no file can be compared with. So a checksum is known in one of two ways. It is *worked out*
+where the parameter is the very bytes of checkpoint tensors, one after the other; whether that holds is seen when an
+engine has just loaded proven files. Else it is *remembered* from a load of the same version by the same engine. What
+is known in neither way cannot be seen, and counts as neither right nor wrong.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,8 +14,8 @@ from typing import Final
 from modelswap_engine.backends.external.folder import Join
 from modelswap_engine.backends.port import TensorRange
 
-SUM_DIGITS: Final = 16
-"""On a processor SGLang gives this many hex digits of the sha256."""
+DIGITS: Final = 64
+"""Hex digits of a sha256; some engines tell fewer."""
 
 _FUSED: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _TIED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -34,7 +34,7 @@ class Parameters:
     Attributes:
         sources: runtime name → the checkpoint tensors that it is made of, in the order of its bytes.
         own: runtime names of what the engine makes by itself.
-        zeros: runtime name → zero bytes after those of its tensors: SGLang makes vocabularies a multiple of 64 rows.
+        zeros: runtime name → zero bytes after those of its tensors: vocabularies are made a multiple of 64 rows.
         tied: checkpoint tensors that are one parameter, each the whole of it.
         unread: checkpoint tensors that no parameter shows; whether the engine reads them cannot be said.
     """
@@ -101,18 +101,21 @@ def _sources(name: str, checkpoint: frozenset[str]) -> tuple[str, ...]:
     return (tied,) if tied in checkpoint else ()
 
 
-def worked_out(made: Parameters, hashes: Mapping[str, str], joined: Mapping[str, str]) -> dict[str, str]:
+def worked_out(
+    made: Parameters, hashes: Mapping[str, str], joined: Mapping[str, str], *, digits: int
+) -> dict[str, str]:
     """Return the checksums of parameters that are the very bytes of checkpoint tensors.
 
     Args:
         made: what is made of what.
         hashes: sha256 of checkpoint tensors by name; a parameter with an unknown one is left out.
         joined: sha256 of those in ``made.joins``, as far as they are known.
+        digits: how many hex digits of a sha256 the engine tells.
     """
     single = {
         name: hashes[names[0]] for name, names in made.sources.items() if name not in made.joins and names[0] in hashes
     }
-    return {name: value[:SUM_DIGITS] for name, value in {**single, **joined}.items()}
+    return {name: value[:digits] for name, value in {**single, **joined}.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

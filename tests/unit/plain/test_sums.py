@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Sequence
 
+from modelswap_engine.backends.external.plain.sums import Parameters, after, judge, worked_out
+from modelswap_engine.backends.external.plain.sums import parameters as made_of
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.backends.sglang.sums import Parameters, after, judge, worked_out
-from modelswap_engine.backends.sglang.sums import parameters as made_of
 
 LAYER = "model.layers.0"
 RUNTIME = [
@@ -67,7 +67,7 @@ def test_checksums_are_worked_out_from_hashes() -> None:
     made = parameters(RUNTIME, CHECKPOINT)
     joined = {name: hashlib.sha256(name.encode()).hexdigest() for name in made.joins}
     hashes = {name: hashlib.sha256(b"x" + name.encode()).hexdigest() for name in CHECKPOINT}
-    known = worked_out(made, hashes, joined)
+    known = worked_out(made, hashes, joined, digits=16)
     assert known.keys() == made.sources.keys()
     assert known["model.embed_tokens.weight"] == hashes["model.embed_tokens.weight"][:16]
     fused = f"{LAYER}.self_attn.qkv_proj.weight"
@@ -79,7 +79,7 @@ def test_vocabularies_end_in_zeros_up_to_a_multiple_of_64_rows() -> None:
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
         assert (made.joins[name].names, made.joins[name].zeros) == ((name,), 58 * 6)
     assert f"{LAYER}.self_attn.o_proj.weight" not in made.joins
-    known = worked_out(made, dict.fromkeys(made.sources, "0" * 64), {"lm_head.weight": "1" * 64})
+    known = worked_out(made, dict.fromkeys(made.sources, "0" * 64), {"lm_head.weight": "1" * 64}, digits=16)
     assert known["lm_head.weight"] == "1" * 16
     assert "model.embed_tokens.weight" not in known
 

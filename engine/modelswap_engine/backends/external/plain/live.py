@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from modelswap_engine.backends.external.folder import Written
+from modelswap_engine.backends.external.plain.sums import Sums, Verdict, judge
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.backends.sglang.sums import Sums, Verdict, judge
 
 T = TypeVar("T")
 

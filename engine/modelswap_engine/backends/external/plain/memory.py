@@ -12,8 +12,7 @@ from typing import Final
 
 import msgspec
 
-from modelswap_engine.backends.sglang.answers import ServerInfo
-from modelswap_engine.backends.sglang.sums import Sums
+from modelswap_engine.backends.external.plain.sums import Sums
 
 _MAX_BYTES: Final = 64 << 20
 
@@ -28,19 +27,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tp_size: int
     pp_size: int
     dp_size: int
-
-
-def layout_of(server: ServerInfo) -> Layout:
-    """Return the layout of a start of the engine."""
-    return Layout(
-        version=server.version,
-        device=server.device,
-        dtype=server.dtype,
-        quantization=server.quantization or "",
-        tp_size=server.tp_size,
-        pp_size=server.pp_size,
-        dp_size=server.dp_size,
-    )
 
 
 class _Remembered(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
+from modelswap_engine.backends.external.plain.preflight import check_fit, check_understood, check_whole
+from modelswap_engine.backends.external.plain.sums import Parameters, parameters
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.backends.sglang.answers import ServerInfo
-from modelswap_engine.backends.sglang.preflight import check_fit, check_understood, check_whole
-from modelswap_engine.backends.sglang.sums import Parameters, parameters
 from modelswap_engine.backends.sglang.support import refusal
 from modelswap_engine.protocol.errors import IncompatibleModel, InvalidCheckpoint, ModelswapError, UnsupportedChange
 

@@ -1,4 +1,4 @@
-"""What is refused before SGLang is touched, because it dies of it or takes it without a word.
+"""What is refused before an engine is touched, because it dies of it or takes it without a word.
 
 A tensor of another shape, a file that is cut short and one that is not safetensors end the whole server; a tensor that
 is missing, foreign, padded or not a number is loaded and answered with success. Bytes are looked at where the folder
@@ -8,8 +8,8 @@ for the engine is written (``external/folder.py``); here are names, shapes and d
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NoReturn
 
+from modelswap_engine.backends.external.plain.sums import Parameters
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.backends.sglang.sums import Parameters
 from modelswap_engine.protocol.errors import IncompatibleModel, InvalidCheckpoint, UnsupportedChange
 
 _COLD: Final = "serve this version by a restart of the engine on it"
@@ -22,7 +22,7 @@ def check_fit(tensors: Sequence[TensorRange], reference: Mapping[str, TensorRang
     Raises:
         IncompatibleModel: names the tensor and what is wrong with it.
         InvalidCheckpoint: a tensor comes twice.
-        UnsupportedChange: there is none: SGLang would call it a success and change nothing.
+        UnsupportedChange: there is none: an engine would call it a success and change nothing.
     """
     if not tensors:
         raise UnsupportedChange("the version has no tensor to exchange", advice="look at the plan of the swap")
@@ -70,7 +70,7 @@ def check_understood(made: Parameters) -> None:
     """
     for name in _strange(made):
         raise UnsupportedChange(
-            f"SGLang shows no parameter that is made of tensor {name}, so nothing can be said of it after a swap",
+            f"the engine shows no parameter that is made of tensor {name}, so nothing can be said of it after a swap",
             advice="serve versions of this model by a restart of the engine",
             details={"tensor": name},
         )

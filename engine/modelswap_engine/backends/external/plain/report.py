@@ -7,9 +7,9 @@ that is wrong answers with what it shows; one of which nothing is known is named
 import fnmatch
 from collections.abc import Iterator, Mapping
 
+from modelswap_engine.backends.external.plain.live import Held
+from modelswap_engine.backends.external.plain.sums import Parameters, Sums
 from modelswap_engine.backends.port import Hashes, RuntimeHash
-from modelswap_engine.backends.sglang.live import Held
-from modelswap_engine.backends.sglang.sums import Parameters, Sums
 
 
 def hashes(held: Held, made: Parameters, live: Mapping[int, Sums], *, pattern: str, seconds: float) -> Hashes:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
+from modelswap_engine.backends.external.plain.memory import SumMemory
 from modelswap_engine.backends.sglang.answers import ServerInfo
-from modelswap_engine.backends.sglang.memory import SumMemory, layout_of
+from modelswap_engine.backends.sglang.support import layout_of
 
 LAYOUT = layout_of(ServerInfo(version="0.5.23", device="cpu", dtype="auto"))
 SUMS = {0: {"a": "1"}, 1: {"a": "2"}}

@@ -1,8 +1,8 @@
-"""Taking over an SGLang that runs: what does it hold, and is that the version it must hold?
+"""Taking over an engine that runs: what does it hold, and is that the version it must hold?
 
 An engine that was started on the version is only looked at; of parameters whose checksums cannot be worked out from
 files, what it then shows is how the version looks in it. One that holds another version of the same model gets the
-tensors that differ. One that holds another model is not touched: SGLang would die of it.
+tensors that differ. One that holds another model is not touched: engines die of it.
 """
 
 import asyncio
@@ -15,11 +15,10 @@ from typing import Final
 import msgspec
 
 from modelswap_engine.backends.external.folder import joined_sums
+from modelswap_engine.backends.external.plain.live import Held, in_thread
+from modelswap_engine.backends.external.plain.preflight import check_understood
+from modelswap_engine.backends.external.plain.sums import Parameters, Sums, parameters, worked_out
 from modelswap_engine.backends.port import Load, TensorRange
-from modelswap_engine.backends.sglang.answers import ModelInfo, ServerInfo
-from modelswap_engine.backends.sglang.live import Held, in_thread
-from modelswap_engine.backends.sglang.preflight import check_understood
-from modelswap_engine.backends.sglang.sums import Parameters, Sums, parameters, worked_out
 from modelswap_engine.checkpoint.layout import read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.protocol.errors import ModelswapError
@@ -42,24 +41,40 @@ class _Shape(msgspec.Struct, frozen=True, array_like=True):
 class Found:
     """What was found: the parameters, and the version with the checksums that its parameters must have.
 
-    ``converted`` are the parameters whose checksums cannot be worked out from files.
+    ``converted`` are the parameters whose checksums cannot be worked out from files, ``digits`` how many hex digits of
+    a sha256 the engine tells.
     """
 
     made: Parameters
     held: Held
     converted: frozenset[str]
+    digits: int
 
 
-async def look(
-    order: Load, live: Mapping[int, Sums], *, server: ServerInfo, model: ModelInfo, recalled: Mapping[int, Sums]
-) -> Found:
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """What an engine's checksums are of.
+
+    Attributes:
+        exact: they are of the very bytes of files, where nothing is converted: the model is whole, in plain memory.
+        dtype: what the engine computes in, as it says itself.
+        digits: how many hex digits of a sha256 it tells.
+        loaded_from: the folder that it loaded last; None where that is not known.
+    """
+
+    exact: bool
+    dtype: str
+    digits: int
+    loaded_from: Path | None
+
+
+async def look(order: Load, live: Mapping[int, Sums], *, sight: Sight, recalled: Mapping[int, Sums]) -> Found:
     """Work out what an engine must show for a version, given what it shows.
 
     Args:
         order: the version.
-        live: the checksums that every rank shows.
-        server: what the engine says of its start.
-        model: what the engine says of its weights.
+        live: the checksums that every rank shows; "" where it shows that of nothing.
+        sight: what they are of.
         recalled: remembered checksums of the version in the same layout, by rank.
 
     Raises:
@@ -70,10 +85,11 @@ async def look(
     made = parameters(sorted({name for sums in live.values() for name in sums}), tensors)
     check_understood(made)
     joined = await in_thread(joined_sums, tensors, {} if recalled else made.joins, stop=threading.Event())
-    known = worked_out(made, {name: item.sha256 for name, item in tensors.items()}, joined)
+    hashes = {name: item.sha256 for name, item in tensors.items()}
+    known = worked_out(made, hashes, joined, digits=sight.digits)
     known |= {name: value for name, value in recalled.get(0, {}).items() if name in made.joins}
-    converted = _converted(made, tensors, server)
-    shown = recalled or (live if await asyncio.to_thread(_started_on, order, model) else {})
+    converted = _converted(made, tensors, live, sight)
+    shown = recalled or (live if await asyncio.to_thread(started_on, order, sight.loaded_from) else {})
     return Found(
         made=made,
         held=Held(
@@ -93,23 +109,28 @@ async def look(
             },
         ),
         converted=converted,
+        digits=sight.digits,
     )
 
 
-def _converted(made: Parameters, tensors: Mapping[str, TensorRange], server: ServerInfo) -> frozenset[str]:
+def _converted(
+    made: Parameters, tensors: Mapping[str, TensorRange], live: Mapping[int, Sums], sight: Sight
+) -> frozenset[str]:
     """Return the parameters that the engine does not hold, or not hash, as the bytes that the files have."""
-    if server.device != "cpu" or server.tp_size * server.pp_size * server.dp_size > 1:
+    if not sight.exact:
         return frozenset(made.sources)
+    hidden = {name for sums in live.values() for name, value in sums.items() if not value}
     return frozenset(
         name
         for name, sources in made.sources.items()
-        if any(tensors[source].dtype != _DTYPES.get(server.dtype, "BF16") for source in sources)
+        if name in hidden or any(tensors[source].dtype != _DTYPES.get(sight.dtype, "BF16") for source in sources)
     )
 
 
-def _started_on(order: Load, model: ModelInfo) -> bool:
+def started_on(order: Load, folder: Path | None) -> bool:
     """Say whether the folder that the engine loaded last holds the version as a whole. Blocks."""
-    folder = Path(model.model_path)
+    if folder is None:
+        return False
     if (folder / SHAPES_FILE).exists():
         return False  # one of our own folders: tensors of several versions are live
     if order.tensors and all(Path(item.path).parent == folder.resolve() for item in order.tensors):
@@ -121,13 +142,12 @@ def _started_on(order: Load, model: ModelInfo) -> bool:
     return stated.get("digest") == order.digest
 
 
-def same_model(order: Load, model: ModelInfo) -> bool:
+def same_model(order: Load, folder: Path) -> bool:
     """Say whether the engine runs a model with exactly the version's tensors, by name, shape and dtype.
 
-    False too where that cannot be seen. Blocks.
+    ``folder`` is the one that it loaded last. False too where that cannot be seen. Blocks.
     """
     wanted = {item.name: (item.dtype, item.shape) for item in order.tensors}
-    folder = Path(model.model_path)
     try:
         kept = msgspec.json.decode((folder / SHAPES_FILE).read_bytes(), type=dict[str, _Shape])
         return {name: (item.dtype, item.shape) for name, item in kept.items()} == wanted

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.external.folder import Written, write_folder
+from modelswap_engine.backends.external.plain.adopt import SHAPES_FILE, Found, shapes
+from modelswap_engine.backends.external.plain.live import Held, Retained, Staged, in_thread
+from modelswap_engine.backends.external.plain.preflight import check_fit, check_whole
+from modelswap_engine.backends.external.plain.sums import Sums, after, worked_out
 from modelswap_engine.backends.port import Stage, StageRetained, TensorRange
-from modelswap_engine.backends.sglang.adopt import SHAPES_FILE, Found, shapes
-from modelswap_engine.backends.sglang.live import Held, Retained, Staged, in_thread
-from modelswap_engine.backends.sglang.preflight import check_fit, check_whole
-from modelswap_engine.backends.sglang.sums import Sums, after, worked_out
-from modelswap_engine.protocol.errors import Internal, Unverifiable
+from modelswap_engine.protocol.errors import NotFound, Unverifiable
 
 _FOLDERS: Final = "exchanges"
 
@@ -56,7 +56,8 @@ class Staging:
         self._provable(order.digest, touched & found.converted, recalled)
         tensors = {**live.tensors, **{item.name: item for item in order.tensors}}
         there = await self._write(order.tensors, Path(order.directory), found, model=tensors)
-        known = worked_out(found.made, {name: item.sha256 for name, item in tensors.items()}, there.joined)
+        hashes = {name: item.sha256 for name, item in tensors.items()}
+        known = worked_out(found.made, hashes, there.joined, digits=found.digits)
         target = Held(
             digest=order.digest,
             directory=Path(order.directory),
@@ -71,7 +72,10 @@ class Staging:
     async def stage_retained(self, order: StageRetained, retained: Retained, live: Held, found: Found) -> Staged:
         """Write the tensors of the retained version anew from our own folder, proved once more."""
         if retained.held.digest != order.digest:
-            raise Internal(f"{order.digest} is not retained, {retained.held.digest} is")
+            raise NotFound(
+                f"version {order.digest} is not retained, {retained.held.digest} is",
+                advice="swap to it from its source",
+            )
         there = await self._write(retained.tensors, retained.held.directory, found, model=retained.held.tensors)
         return await self._both_ways(order.operation_id, there, live, retained.held, found)
 
@@ -85,7 +89,7 @@ class Staging:
         unseen = sorted(name for name in converted if not recalled or any(not s.get(name) for s in recalled.values()))
         if unseen and not self._experimental:
             raise Unverifiable(
-                f"parameter {unseen[0]} (and {len(unseen) - 1} more) of SGLang could not be proved to be {digest}: "
+                f"parameter {unseen[0]} (and {len(unseen) - 1} more) of the engine could not be proved to be {digest}: "
                 "its checksum cannot be worked out from files, and none is remembered",
                 advice="start an engine on this version once, or allow what cannot be proved as experimental",
                 details={"tensor": unseen[0]},

@@ -1,0 +1,84 @@
+"""The engine, or the sidecar, killed in each phase of a swap: one whole version serves afterwards, the right one.
+
+A tap between the two says when; each message of a swap is a moment before which, or after which, somebody dies.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from modelswap_engine.protocol.states import SwapState
+from tests.support.engine_pod import ONE_PROCESS
+from tests.support.engine_world import World, long
+from tests.support.models import Pair
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with World.running(tmp_path_factory.mktemp("kills"), pair, options=ONE_PROCESS) as world:
+        yield world
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def world(shared: World) -> World:
+    await shared.on_one()
+    return shared
+
+
+LABEL = "/update_weight_version"  # it is told once a version is proved
+
+
+@pytest.mark.parametrize(
+    ("when", "message", "ended", "version"),
+    [
+        ("before", "stage", SwapState.ABORTED, "1.0"),
+        ("before", "prepare", SwapState.ABORTED, "1.0"),
+        long("after", "prepare", SwapState.ABORTED, "1.0"),
+        long("before", "commit", SwapState.SERVING, "1.1"),
+        ("after", "commit", SwapState.SERVING, "1.1"),
+        ("after", "verify", SwapState.SERVING, "1.1"),
+        long("after", LABEL, SwapState.SERVING, "1.1"),
+        ("before", "release", SwapState.SERVING, "1.1"),
+    ],
+)
+async def test_the_sidecar_is_killed(world: World, when: str, message: str, ended: SwapState, version: str) -> None:
+    """The intent is on the disk before the commit: from there on the new version is what comes up."""
+    getattr(world.tap, when)(message, world.pod.sidecar.kill)
+    boot, restarts = world.pod.boot_id(), world.kubelet.restarts
+    operation = await world.begin("1.1")
+    await world.tap.acted()
+    await asyncio.to_thread(lambda: world.pod.sidecar.start().wait_ready())
+    await world.serves(version)
+    assert await world.ended(operation) is ended
+    assert (world.pod.boot_id(), world.kubelet.restarts) == (boot, restarts)  # the engine is the same one
+
+
+@pytest.mark.parametrize(
+    ("when", "message", "ended", "version"),
+    [
+        long("before", "stage", SwapState.ABORTED, "1.0"),
+        long("before", "prepare", SwapState.ABORTED, "1.0"),
+        long("before", "commit", SwapState.ROLLED_BACK, "1.0"),
+        ("after", "commit", SwapState.ROLLED_BACK, "1.0"),
+        long("before", "verify", SwapState.ROLLED_BACK, "1.0"),
+        long("before", LABEL, SwapState.ROLLED_BACK, "1.0"),
+        long("before", "release", SwapState.SERVING, "1.1"),
+    ],
+)
+async def test_the_engine_is_killed(world: World, when: str, message: str, ended: SwapState, version: str) -> None:
+    boot = world.pod.boot_id()
+    getattr(world.tap, when)(message, world.pod.kill_engine)
+    operation = await world.begin("1.1")
+    await world.tap.acted()
+    assert await world.ended(operation) is ended
+    await world.serves(version)
+    assert world.pod.boot_id() != boot
+    state = await asyncio.to_thread(world.pod.sidecar.state)
+    assert state.live is not None
+    assert world.pod.starts_on() == state.live.digest  # and not the template's first version
+    assert await world.ended(await world.begin("1.1")) is SwapState.SERVING
+    await world.serves("1.1")
