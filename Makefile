@@ -14,8 +14,8 @@ help: ## list the targets
 env: ## make .venv from the hashed lock file
 	@hack/env.sh
 
-demo: env ## the main job on a real cluster: weights change under load, no pod restarts
-	@$(PY) -m demo.cluster_demo
+demo: env ## the main job on a real cluster: weights change under load, no pod restarts (ENGINE=vllm: in vLLM's own server)
+	@$(PY) -m demo.cluster_demo --engine $(or $(ENGINE),embedded)
 
 demo-down: env ## remove the demo's cluster
 	@$(PY) -m demo.cluster_demo --down

@@ -6,12 +6,14 @@ A request is *served* when its answer came to its end, *failed* when anything el
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+_OF_A_VERSION: Final = re.compile("fp_[0-9a-f]{12}")
 Classifier = Callable[["Answer"], bool]
 
 
@@ -58,6 +60,11 @@ class Answer:
         """Remember a digest, ``sha256:<64 hex>``, or a fingerprint, ``fp_<12 hex>`` of one."""
         if digest:
             self.digests.add(digest.removeprefix("sha256:").removeprefix("fp_")[:12])
+
+    def saw_fingerprint(self, fingerprint: str | None) -> None:
+        """Remember a chunk's fingerprint where it is a version's; behind a proxy it is that of the engine's build."""
+        if fingerprint and _OF_A_VERSION.fullmatch(fingerprint):
+            self.saw_digest(fingerprint)
 
     def saw_spans(self, extension: Any) -> None:
         """Remember the versions that the last chunk lists."""

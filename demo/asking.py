@@ -90,7 +90,7 @@ async def _follow(client: openai.AsyncOpenAI, question: Question, answer: Answer
     answer.saw_digest(raw.headers.get(DIGEST_HEADER))
     async with raw.parse() as stream:
         async for chunk in stream:
-            answer.saw_digest(chunk.system_fingerprint)
+            answer.saw_fingerprint(chunk.system_fingerprint)
             extra: dict[str, Any] = chunk.model_extra or {}
             answer.saw_spans(extra.get("modelswap"))
             for choice in chunk.choices:

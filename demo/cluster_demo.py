@@ -20,7 +20,8 @@ from demo.background import BackgroundLoad
 from demo.console import complain, heading, say, step
 from demo.model import DemoModels, ensure_models, manifest_of
 from demo.report import Facts
-from demo.slot import NAME, DemoSlot, Unsettled, commands_prefix, write_model_version
+from demo.slot import EMBEDDED, NAME, DemoSlot, Unsettled, commands_prefix, write_model_version
+from tests.support import engine_values
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import Cluster, ClusterError
 from tests.support.cluster.select import DEMO_CLUSTER, DEMO_PORT, cluster_provider
@@ -29,6 +30,7 @@ from tests.support.stack import Pod, build_images
 BUILD = REPOSITORY / "build"
 EXAMPLES = REPOSITORY / "examples"
 QUESTION = "What is the capital of France? Answer in one sentence."
+_PODS = {EMBEDDED: "engine pods", "vllm": "pods of vLLM's own server behind a sidecar"}
 _REPLICAS = 2
 _SERVED_BETWEEN = 10
 
@@ -36,9 +38,9 @@ _SERVED_BETWEEN = 10
 class Demo:
     """One run on one cluster."""
 
-    def __init__(self, cluster: Cluster, models: DemoModels) -> None:
-        self.cluster, self.models, self.facts = cluster, models, Facts()
-        self._slot = DemoSlot(cluster, build=BUILD / "demo")
+    def __init__(self, cluster: Cluster, models: DemoModels, *, engine: str = EMBEDDED) -> None:
+        self.cluster, self.models, self.facts = cluster, models, Facts(engine=engine)
+        self._slot = DemoSlot(cluster, build=BUILD / "demo", engine=engine)
 
     def run(self) -> Facts:
         """Go through all of it."""
@@ -58,10 +60,11 @@ class Demo:
         return self.facts
 
     def _install(self) -> None:
-        heading("2. Two Helm charts: the operator, and two engine pods that serve version 1.0")
+        kind = _PODS[self.facts.engine]
+        heading(f"2. Two Helm charts: the operator, and two {kind} that serve version 1.0")
         say(f"for the commands below: {commands_prefix(self.cluster)}")
-        with step("building both images from this checkout", quiet=True):
-            build_images(self.cluster)
+        with step("building the images from this checkout", quiet=True):
+            build_images(self.cluster, *(() if self.facts.engine == EMBEDDED else ("operator", *engine_values.IMAGES)))
         self._slot.install_operator()
         self._slot.install_engine(replicas=_REPLICAS)
         generation = self._slot.apply(EXAMPLES / "modelversion.yaml")
@@ -148,7 +151,8 @@ class Demo:
         if whole is not None:
             say("one load, from step 3 to the end of step 6:\n" + "\n".join(whole.lines()))
             self._expect(whole.clean, f"{whole.failed} requests failed and {whole.mixed} were mixed, not 0 and 0")
-        file = BUILD / "demo.json"
+        engine = self.facts.engine
+        file = BUILD / ("demo.json" if engine == EMBEDDED else f"demo-{engine}.json")
         report.write(file, self.facts, cluster=self.cluster)
         say(f"figures: {file.relative_to(REPOSITORY)}; the cluster stays up, `make demo-down` removes it")
         say(commands_prefix(self.cluster))
@@ -173,15 +177,15 @@ class Demo:
             complain(otherwise, advice="the run goes on; the figures below show the rest")
 
 
-def run() -> int:
-    """Run the demo; the exit status says whether everything was as it should be."""
+def run(engine: str = EMBEDDED) -> int:
+    """Run the demo with pods of one kind; the exit status says whether everything was as it should be."""
     started = time.monotonic()
     heading("1. The demo model, its new version, and the cluster")
     models = ensure_models()
     with step("the cluster", quiet=True):
         cluster = cluster_provider().ensure(name=DEMO_CLUSTER, data_port=DEMO_PORT)
     say(f"Kubernetes {cluster.version} ({cluster.provider}), the Service answers at {cluster.data_url}")
-    facts = Demo(cluster, models).run()
+    facts = Demo(cluster, models, engine=engine).run()
     say(f"took {time.monotonic() - started:.0f} s")
     return 1 if facts.complaints else 0
 
@@ -190,12 +194,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo or remove its cluster; a failure ends with what to do next."""
     parser = argparse.ArgumentParser(prog="python -m demo.cluster_demo", description=__doc__)
     parser.add_argument("--down", action="store_true", help="remove the demo's cluster")
-    down: Any = parser.parse_args(arguments).down
+    parser.add_argument("--engine", choices=sorted(_PODS), default=EMBEDDED, help="whose server the pods run")
+    options: Any = parser.parse_args(arguments)
     try:
-        if down:
+        if options.down:
             cluster_provider().delete(DEMO_CLUSTER)
             return 0
-        return run()
+        return run(options.engine)
     except KeyboardInterrupt:
         return 130
     except Unsettled as error:

@@ -18,8 +18,9 @@ from tests.support.stack import Pod
 
 @dataclass(slots=True)
 class Facts:
-    """What the run has shown so far."""
+    """What the run has shown so far; ``engine`` is the kind of the pods."""
 
+    engine: str = "embedded"
     before: str = ""
     after: str = ""
     pods: list[tuple[Pod, EngineState]] = field(default_factory=list)
@@ -73,6 +74,7 @@ def as_dict(facts: Facts, *, kind: str, version: str) -> dict[str, Any]:
     """Return the figures with stable names; times in the unit that the name says."""
     plan, swapping, restarting = _plan(facts), facts.swapping, facts.restarting
     return {
+        "engine": facts.engine,
         "requests": {
             "served": swapping.served if swapping else 0,
             "failed": swapping.failed if swapping else 0,

@@ -18,10 +18,12 @@ from demo.excerpts import refusal_excerpt, without_age
 from demo.folder import key_of
 from demo.lines import Lines
 from modelswap_engine.protocol.engine_state import EngineState
+from tests.support import engine_values
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
 from tests.support.stack import OPERATOR_NAMESPACE, Control, Pod, kubectl_program, port_forward
 
+EMBEDDED: Final = "embedded"
 NAME: Final = "smollm2"
 NAMESPACE: Final = "default"
 _ROLLED_OUT: Final = "--timeout=300s"
@@ -36,8 +38,10 @@ class Unsettled(RuntimeError):
 class DemoSlot:
     """A ModelVersion and its pods."""
 
-    def __init__(self, cluster: Cluster, *, build: Path, name: str = NAME, namespace: str = NAMESPACE) -> None:
-        self.cluster = cluster
+    def __init__(
+        self, cluster: Cluster, *, build: Path, engine: str = EMBEDDED, name: str = NAME, namespace: str = NAMESPACE
+    ) -> None:
+        self.cluster, self.engine = cluster, engine
         self._build = build
         self._name, self._namespace = name, namespace
 
@@ -51,23 +55,16 @@ class DemoSlot:
 
     def install_engine(self, *, replicas: int) -> None:
         """Install the engine pods, which start with version 1.0, and their Service."""
-        site = {"name": "site", "hostPath": {"path": "/opt/modelswap/site", "type": "Directory"}}
         values = {
             "slot": self._name,
             "servedModelName": self._name,
             "replicas": replicas,
-            "image": _image("engine"),
             "podAnnotations": _source("engine"),
             "model": {"path": "/models/smollm2-1.0", "version": "1.0"},
             "models": {"hostPath": {"path": "/models"}},
-            "kvCache": {"blocks": 128, "pageSize": 32},
-            "maxBatchTokens": 256,
             "drainSeconds": 30,
             "service": {"type": "NodePort", "nodePort": DATA_NODE_PORT},
-            "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}},
-            # torch and transformers come from the node instead of a 5 GB image.
-            "extraVolumes": [site],
-            "extraVolumeMounts": [{"name": "site", "mountPath": "/opt/modelswap/site", "readOnly": True}],
+            **(_embedded() if self.engine == EMBEDDED else engine_values.values_of(self.engine)),
         }
         self._helm(self._name, "charts/modelswap-engine", values, namespace=self._namespace)
 
@@ -168,7 +165,7 @@ class DemoSlot:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(values, indent=1) + "\n")
         arguments = ["upgrade", "--install", release, str(REPOSITORY / chart), "--values", str(file)]
-        arguments += ["--namespace", namespace, "--create-namespace", "--wait", "--timeout=5m"]
+        arguments += ["--namespace", namespace, "--create-namespace", "--wait", "--timeout=10m"]
         command(["helm", *(_relative(argument) for argument in arguments)])
         with step(f"release {release}"):
             self.cluster.helm(*arguments)
@@ -204,6 +201,18 @@ def _true_conditions(found: dict[str, Any], generation: int) -> dict[str, str]:
     if status.get("observedGeneration") != generation:
         return {}
     return {c["type"]: c.get("message", "") for c in status.get("conditions", []) if c["status"] == "True"}
+
+
+def _embedded() -> dict[str, Any]:
+    """Return what the embedded engine needs; torch and transformers come from the node instead of a 5 GB image."""
+    return {
+        "image": _image("engine"),
+        "kvCache": {"blocks": 128, "pageSize": 32},
+        "maxBatchTokens": 256,
+        "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}},
+        "extraVolumes": [{"name": "site", "hostPath": {"path": "/opt/modelswap/site", "type": "Directory"}}],
+        "extraVolumeMounts": [{"name": "site", "mountPath": "/opt/modelswap/site", "readOnly": True}],
+    }
 
 
 def _image(name: str) -> dict[str, str]:

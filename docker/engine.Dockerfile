@@ -1,5 +1,6 @@
-# The engine: `docker build --target engine` leaves torch and transformers out, to be mounted at /opt/modelswap/site
-# (how the tests and the demo run it); `--target engine-full`, the default, is complete.
+# Our side of a pod. `docker build --target engine`, the embedded engine, leaves torch and transformers out, to be mounted
+# at /opt/modelswap/site (how the tests and the demo run it); `--target sidecar` has all that `modelswap proxy` needs, which
+# is no torch; `--target engine-full`, the default, is complete.
 # Its context is prepared by hack/images/build.sh, so that the build needs no network.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS engine
@@ -18,6 +19,13 @@ LABEL org.opencontainers.image.title="modelswap engine" \
 USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["modelswap"]
+
+FROM engine AS sidecar
+COPY site /opt/modelswap/site
+USER 0:0
+RUN python3 -m compileall -q /opt/modelswap/site
+USER 65532:65532
+LABEL org.opencontainers.image.title="modelswap sidecar"
 
 FROM engine AS engine-full
 COPY site /opt/modelswap/site

@@ -2,7 +2,7 @@
 CLUSTER ?= modelswap
 PORT ?= 18080
 
-.PHONY: kube-binaries cluster-up cluster-down cluster-status image-operator image-engine image-engine-full
+.PHONY: kube-binaries cluster-up cluster-down cluster-status image-operator image-engine image-engine-full image-sidecar
 
 kube-binaries: ## build Kubernetes' own programs from Go modules (cached)
 	@hack/kind/kube-binaries.sh
@@ -24,3 +24,6 @@ image-engine: env ## build the engine's image without torch and transformers, wh
 
 image-engine-full: env ## build the complete engine image (about 6 GB)
 	@hack/kind/dockerd.sh start && hack/images/build.sh engine-full
+
+image-sidecar: env ## build the image of the sidecar before vLLM or SGLang (no torch)
+	@hack/kind/dockerd.sh start && hack/images/build.sh sidecar

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# build.sh operator|engine|engine-full [TAG]: builds an image. Everything from a package registry is installed into the
+# build.sh operator|engine|engine-full|sidecar|upstream [TAG]: builds an image. Everything from a package registry is installed into the
 # build context first, by hash; the build itself needs no network.
 source "$(dirname "$0")/lib.sh"
 
@@ -8,23 +8,32 @@ case $name in
 operator) file=operator target= locked=$requirements/operator.txt ;;
 engine) file=engine target=engine locked= ;;              # torch and transformers are mounted at run time
 engine-full) file=engine target=engine-full locked=$requirements/engine.txt ;;
-*) die "usage: build.sh operator|engine|engine-full [TAG]" ;;
+sidecar) file=engine target=sidecar locked=$requirements/sidecar.txt ;;
+upstream) file=upstream target= locked= ;;                # what a real engine's server runs in; the engine itself is mounted
+*) die "usage: build.sh operator|engine|engine-full|sidecar|upstream [TAG]" ;;
 esac
 tag=${2:-modelswap/$name:dev}
 [ -z "$locked" ] || [ -e "$locked" ] || die "$locked is missing; make it with: make lock"
 
 find_docker
 find_uv
-base=$("$repository/hack/images/base.sh")
+python=3.11
+# An engine's environment is made with the Python of .venv, and its packages fit no other one.
+[ "$name" != upstream ] || python=$("$repository/.venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+base=$("$repository/hack/images/base.sh" "$python")
 lock "image-$name"
 context=$cache/images/$name
 mkdir -p "$context"
+
+# The image of a foreign engine has nothing of ours in it, so a change of ours leaves it alone.
+sources=(operator engine pyproject.toml LICENSE README.md)
+[ "$name" != upstream ] || sources=(hack/engines/serve_vllm.py hack/engines/serve_sglang.py)
 
 content() { # one hash over all that decides what the image holds; written into it as a label
   {
     docker image inspect --format '{{.Id}}' "$base" 2>/dev/null || echo "$base"
     cd "$repository"
-    find operator engine docker hack/images pyproject.toml LICENSE README.md ${locked:+"$locked"} \
+    find "${sources[@]}" docker hack/images ${locked:+"$locked"} \
       -type f -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum | cut -c1-32
 }
@@ -65,5 +74,9 @@ there=$(docker image inspect --format '{{index .Config.Labels "dev.modelswap.con
 if [ -n "$locked" ]; then
   built "$context/site" "$(key_of "$locked")" || step "packages of the $name image" third_party
 fi
-step "wheel of modelswap" own_package
+if [ "$name" = upstream ]; then
+  cp "$repository/docker/vllm" "$repository"/hack/engines/serve_{vllm,sglang}.py "$context/"
+else
+  step "wheel of modelswap" own_package
+fi
 step "image $tag" image

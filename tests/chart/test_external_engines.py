@@ -4,7 +4,9 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.support.cache import REPOSITORY
 from tests.support.charts import CHARTS, Charts, Object, one, pod_templates
 
 CHART = "modelswap-engine"
@@ -100,6 +102,14 @@ def test_a_command_of_ones_own_replaces_the_default(charts: Charts) -> None:
 
 
 @every_kind
+def test_the_sidecar_has_an_image_without_an_engine(charts: Charts, kind: str) -> None:
+    for container in spec(charts.template(CHART, values(kind, image={"tag": "1.2"})))["initContainers"]:
+        assert container["image"] == "modelswap/sidecar:1.2"
+    named = charts.template(CHART, values(kind, image={"repository": "acme/modelswap", "tag": "1.2"}))
+    assert sidecar(named)["image"] == "acme/modelswap:1.2"
+
+
+@every_kind
 def test_checkpoints_are_at_one_path_in_both_containers_and_only_the_sidecar_writes(charts: Charts, kind: str) -> None:
     objects = charts.template(CHART, values(kind))
     path = "/var/lib/modelswap-checkpoints"
@@ -108,7 +118,9 @@ def test_checkpoints_are_at_one_path_in_both_containers_and_only_the_sidecar_wri
     assert volumes(objects)["checkpoints"]["emptyDir"] == {"sizeLimit": "3Gi"}
     assert f"--checkpoint-dir={path}" in sidecar(objects)["args"]
     assert f"--checkpoint-bytes={3 << 30}" in sidecar(objects)["args"]
-    assert "/models" not in mounts(engine(objects))  # the engine sees nothing but what was proved
+    # What changes is staged inside the engine, from where the sidecar was told that it is.
+    assert mounts(engine(objects))["/models"] == mounts(sidecar(objects))["/models"]
+    assert mounts(engine(objects))["/models"]["readOnly"] is True
 
 
 @every_kind
@@ -200,3 +212,15 @@ def test_embedded_pods_have_nothing_of_this(charts: Charts) -> None:
     assert "initContainers" not in spec(objects)
     assert set(volumes(objects)) == {"assignment", "state", "tmp", "token"}
     assert "lifecycle" not in engine(objects)
+
+
+def test_the_values_of_the_guide_render_as_they_are_written(charts: Charts) -> None:
+    guide = (REPOSITORY / "docs" / "guides" / "vllm.md").read_text()
+    block = re.search(r"```\n(slot: chat\n.*?)```", guide, re.DOTALL)
+    assert block is not None
+    objects = charts.template(CHART, yaml.safe_load(block[1]))
+    assert engine(objects)["image"] == "registry.example.com/vllm-cpu:v0.32.0"
+    assert engine(objects)["args"] == [
+        "vllm", "serve", "{model}", "--served-model-name=chat", "--max-model-len=8192", "--enforce-eager",
+    ]  # fmt: skip
+    assert volumes(objects)["models"]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}

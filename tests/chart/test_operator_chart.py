@@ -162,7 +162,7 @@ def test_values_that_contradict_each_other_are_refused(charts: Charts, values: d
     assert word in done.stderr
 
 
-def test_network_policy_admits_metrics_and_lets_the_operator_reach_engine_pods(charts: Charts) -> None:
+def test_network_policy_admits_metrics_and_lets_the_operator_reach_engine_values(charts: Charts) -> None:
     policy = one(charts.template(CHART, {"watch": {"namespaces": ["a"]}}), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert [rule["ports"][0]["port"] for rule in policy["ingress"]] == ["http"]

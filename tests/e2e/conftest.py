@@ -28,7 +28,8 @@ root = Path(sys.argv[1])
 pair = disjoint_pair(root)
 inner = ["model.layers.0.mlp.up_proj.weight"]  # leaves alone which letters can be said
 again = [write_variant(pair.old, root / "v3", inner, seed=3), write_variant(pair.new, root / "v4", inner, seed=4)]
-for model in (pair.old, pair.new, *again):
+wide = disjoint_pair(root / "wide", hidden=128)  # vLLM computes no attention heads as narrow as those of the others
+for model in (pair.old, pair.new, *again, wide.old, wide.new):
     (model / MANIFEST_FILE).write_bytes(encode(build_manifest(model)))
 flipped = write_variant(pair.new, root / "flipped", ["lm_head.weight"], seed=7)
 (flipped / MANIFEST_FILE).write_bytes(encode(build_manifest(flipped)))
@@ -51,7 +52,10 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    """``v1`` to ``v4`` (answers of odd ones cannot be mistaken for those of even ones), ``flipped`` and ``shape``."""
+    """``v1`` to ``v4`` (answers of odd ones cannot be mistaken for those of even ones), ``flipped`` and ``shape``.
+
+    ``wide/v1`` and ``wide/v2`` are for engines other than the embedded one.
+    """
     folder = models_folder("e2e")
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.unfinished")

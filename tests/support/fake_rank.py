@@ -30,6 +30,7 @@ class FakeRank:
         errors: answered at the next call of a name.
         polls: how often a long call answers ``running``; -1 for ever.
         called_off: long calls that were ended by a call.
+        memory: what its container may still use.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class FakeRank:
         self.errors: dict[str, ModelswapError] = {}
         self.polls = 2
         self.called_off: list[str] = []
+        self.memory = MemoryState()
         self.facts = wire.Facts(rank=rank, ranks=ranks, pid=100 + rank, architecture="Tiny", commit_method="pointer")
         self.boot_id = f"process-{next(_boots)}"
         self._read = read
@@ -81,7 +83,7 @@ class FakeRank:
                 return replace(self._reply(), layout=Layout(architecture="Tiny", groups=_groups(self.live)))
             case wire.MemoryCall():
                 size = sum(map(len, self.live.values()))
-                return replace(self._reply(), memory=MemoryState(model_bytes=size))
+                return replace(self._reply(), memory=replace(self.memory, model_bytes=size))
             case wire.ProgressCall() | wire.CancelCall():
                 return self._progress(call)
             case wire.AdoptCall():

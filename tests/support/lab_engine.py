@@ -18,6 +18,7 @@ from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.inprocess.agent import Agent, AgentSettings
 from modelswap_engine.backends.inprocess.state import read_linear
 from modelswap_engine.backends.port import Stage
+from modelswap_engine.limits import Memory
 from tests.support.orders import load_order, stage_order
 
 HIDDEN, VOCABULARY, PADDED, LAYERS = 96, 40, 64, 2
@@ -184,10 +185,15 @@ class Lab:
     """An engine, our half in it, and somebody who calls it as the sidecar does."""
 
     def __init__(
-        self, host: LabHost, *, settings: AgentSettings | None = None, busy: Callable[[], bool] = lambda: False
+        self,
+        host: LabHost,
+        *,
+        settings: AgentSettings | None = None,
+        busy: Callable[[], bool] = lambda: False,
+        bound: Callable[[], Memory] = Memory,
     ) -> None:
         self.host = host
-        self.agent = Agent(host, boot_id="boot", settings=settings, busy=busy)
+        self.agent = Agent(host, boot_id="boot", settings=settings, busy=busy, bound=bound)
         self._number = 0
 
     def call(self, call: wire.Call) -> wire.Answer:

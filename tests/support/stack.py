@@ -34,10 +34,11 @@ WAIT = "--timeout=180s"
 IN_THE_MIDDLE = ("Planned", "Fetching", "Staged", "Prepared")
 
 
-def build_images(cluster: Cluster) -> None:
-    """Build both images from this checkout and hand them to the cluster's nodes."""
-    run_script("images/site.sh")
-    for name in ("operator", "engine"):
+def build_images(cluster: Cluster, *names: str) -> None:
+    """Build images from this checkout and hand them to the cluster's nodes: those of the embedded engine, or others."""
+    if not names:
+        run_script("images/site.sh")
+    for name in names or ("operator", "engine"):
         run_script("images/build.sh", name)
         cluster.load_image(f"modelswap/{name}:dev")
 
@@ -64,7 +65,8 @@ class Pod:
     def of(manifest: dict[str, Any]) -> Pod:
         """Read it from the pod's manifest."""
         status = manifest.get("status", {})
-        containers = status.get("containerStatuses", [])
+        # A sidecar before a foreign engine is an init container that stays.
+        containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
         return Pod(
             name=manifest["metadata"]["name"],
             uid=manifest["metadata"]["uid"],
@@ -72,6 +74,19 @@ class Pod:
             ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", [])),
             started=status.get("startTime", ""),
         )
+
+
+def embedded_values(env: dict[str, str]) -> dict[str, Any]:
+    """Return the values of pods with the embedded engine; torch and transformers come from the node."""
+    return {
+        "image": {"repository": "modelswap/engine", "tag": "dev", "pullPolicy": "Never"},
+        "kvCache": {"blocks": 128, "pageSize": 32},
+        "maxBatchTokens": 256,
+        "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
+        "extraEnv": [{"name": key, "value": value} for key, value in env.items()],
+        "extraVolumes": [{"name": "site", "hostPath": {"path": "/opt/modelswap/site", "type": "Directory"}}],
+        "extraVolumeMounts": [{"name": "site", "mountPath": "/opt/modelswap/site", "readOnly": True}],
+    }
 
 
 class Slot:
@@ -84,33 +99,37 @@ class Slot:
         self.models = models
 
     def install(
-        self, *, replicas: int, model: str, version: str, node_port: int = 0, env: dict[str, str] | None = None
+        self,
+        *,
+        replicas: int,
+        model: str,
+        version: str,
+        node_port: int = 0,
+        env: dict[str, str] | None = None,
+        engine: dict[str, Any] | None = None,
     ) -> None:
-        """Install the engine chart and wait until every pod serves the template's model."""
+        """Install the engine chart and wait until every pod serves the template's model.
+
+        ``engine`` are the values of another kind than the embedded one.
+        """
         values = {
             "slot": self.name,
             "servedModelName": self.name,
             "replicas": replicas,
-            "image": {"repository": "modelswap/engine", "tag": "dev", "pullPolicy": "Never"},
             "model": {"path": self.inside(model), "version": version},
             "models": {"mountPath": "/models", "hostPath": {"path": "/models"}},
             "operator": {"namespace": OPERATOR_NAMESPACE, "serviceAccount": "modelswap"},
-            "kvCache": {"blocks": 128, "pageSize": 32},
-            "maxBatchTokens": 256,
             "drainSeconds": 20,
             "service": {"type": "NodePort" if node_port else "ClusterIP", "nodePort": node_port},
-            "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
             "podAnnotations": {"builtFor": str(uuid.uuid4())},  # the image's tag is always the same
-            "extraEnv": [{"name": key, "value": value} for key, value in (env or {}).items()],
-            "extraVolumes": [{"name": "site", "hostPath": {"path": "/opt/modelswap/site", "type": "Directory"}}],
-            "extraVolumeMounts": [{"name": "site", "mountPath": "/opt/modelswap/site", "readOnly": True}],
+            **(engine or embedded_values(env or {})),
         }
         file = self.models.parent / f"{self.name}.values.json"
         file.write_text(json.dumps(values))
         chart = str(REPOSITORY / "charts/modelswap-engine")
         self.cluster.helm(
             "upgrade", "--install", self.name, chart, "--namespace", self.namespace, "--create-namespace",
-            "--values", str(file), "--wait", "--timeout=4m",
+            "--values", str(file), "--wait", "--timeout=10m",
         )  # fmt: skip
 
     def uninstall(self, *, wait: bool) -> None:
@@ -212,6 +231,15 @@ class Slot:
         assert check.ok
         assert check.digest == digest
 
+    def wait_serving(self, pod: Pod, digest: str) -> None:
+        """Wait until all ranks of a pod have proved this digest and it may be asked."""
+        patient = stamina.retry_context(on=(NotYet, *UNREACHABLE), attempts=None, timeout=240, wait_max=1)
+        for attempt in patient:
+            with attempt:
+                state = self.state(pod)
+                if not state.ready or {rank.digest for rank in state.ranks} != {digest}:
+                    raise NotYet(f"pod {pod.name} is {state.reason or 'ready'}: {state.message}, {state.ranks}")
+
     def pods(self) -> dict[str, Pod]:
         """Return the slot's pods that are not terminating, by name."""
         selector = f"modelswap.dev/slot={self.name}"
@@ -243,9 +271,10 @@ class Slot:
         """Return what a user reads."""
         return self._kubectl("describe", "modelversion", self.name)
 
-    def exec_python(self, pod: str, code: str) -> subprocess.CompletedProcess[str]:
-        """Run Python in a pod; only for killing things."""
-        return self.cluster.try_kubectl("-n", self.namespace, "exec", pod, "--", "python3", "-c", code)
+    def exec_python(self, pod: str, code: str, *, container: str = "engine") -> subprocess.CompletedProcess[str]:
+        """Run Python in a pod; only for killing things, and for looking at what no port tells."""
+        place = ("-n", self.namespace, "exec", pod, "--container", container)
+        return self.cluster.try_kubectl(*place, "--", "python3", "-c", code)
 
     def state(self, pod: Pod) -> EngineState:
         """Read the state of a pod's engine through its control port."""
@@ -274,6 +303,13 @@ class Slot:
             "-n", self.namespace, "wait", f"modelversion/{self.name}", f"--for={what}", WAIT
         )
         assert done.returncode == 0, f"{done.stderr}\n{json.dumps(self.get().get('status'), indent=1)}"
+
+
+class NotYet(AssertionError):
+    """It may still come true."""
+
+
+UNREACHABLE = (urllib.error.URLError, ConnectionError)
 
 
 def _not_serving(error: Exception) -> bool:

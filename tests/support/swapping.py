@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from modelswap_engine.limits import Memory
 from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import EngineState
@@ -14,7 +15,6 @@ from modelswap_engine.swap.companion import Companion
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
-from modelswap_engine.swap.memory import Memory
 from modelswap_engine.swap.settings import SwapSettings
 from tests.support.clock import ManualClock
 from tests.support.fake_backend import FakeBackend

@@ -13,7 +13,12 @@ from tests.support.cluster.existing import ExistingProvider
 from tests.support.cluster.provider import ClusterError
 
 CONFIG = KindConfig(
-    image="modelswap/kind-node:v1", nodes=3, data_port=18081, site=Path("/cache/site/a"), models=Path("/cache/models")
+    image="modelswap/kind-node:v1",
+    nodes=3,
+    data_port=18081,
+    site=Path("/cache/site/a"),
+    engines=Path("/cache/engines"),
+    models=Path("/cache/models"),
 )
 
 
@@ -26,13 +31,22 @@ def test_only_the_control_plane_maps_the_port_and_only_on_loopback() -> None:
 
 def test_every_node_mounts_the_packages_read_only_and_the_models() -> None:
     for node in json.loads(CONFIG.render())["nodes"]:
-        site, models = node["extraMounts"]
+        site, engines, models = node["extraMounts"]
         assert site == {"hostPath": "/cache/site/a", "containerPath": "/opt/modelswap/site", "readOnly": True}
+        assert engines == {"hostPath": "/cache/engines", "containerPath": "/opt/modelswap/engines", "readOnly": True}
         assert (models["hostPath"], models["containerPath"]) == ("/cache/models", "/models")
 
 
 @pytest.mark.parametrize(
-    "change", [{"image": "other"}, {"nodes": 1}, {"data_port": 1}, {"site": Path("/b")}, {"models": Path("/b")}]
+    "change",
+    [
+        {"image": "other"},
+        {"nodes": 1},
+        {"data_port": 1},
+        {"site": Path("/b")},
+        {"engines": Path("/b")},
+        {"models": Path("/b")},
+    ],
 )
 def test_a_cluster_of_another_configuration_has_another_key(change: dict[str, object]) -> None:
     assert dataclasses.replace(CONFIG, **change).key() != CONFIG.key()  # type: ignore[arg-type]

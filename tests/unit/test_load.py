@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from demo.answers import mixed_by_text
+from demo.answers import Answer, mixed_by_digest, mixed_by_text
 from demo.load import Load, main
 from tests.support.fake_openai import NEW, OLD, Reply, fake_openai
 
@@ -107,3 +107,13 @@ def test_the_command_refuses_to_run_without_a_model(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main([])
     assert "--model" in capsys.readouterr().err
+
+
+def test_the_fingerprint_of_an_engines_build_is_no_version() -> None:
+    answer = Answer(prompt="hi", started=0.0)
+    answer.saw_digest(f"sha256:{'a' * 64}")
+    for fingerprint in ("vllm-0.32.0-tp1-0123abcd", None, f"fp_{'a' * 12}"):
+        answer.saw_fingerprint(fingerprint)
+    assert not mixed_by_digest(answer)
+    answer.saw_fingerprint(f"fp_{'b' * 12}")
+    assert mixed_by_digest(answer)

@@ -255,6 +255,12 @@ failureThreshold: {{ .probe.failureThreshold }}
       mountPath: /tmp
     - name: shm
       mountPath: /dev/shm
+    {{- if include "modelswap-engine.modelsVolume" . }}
+    # What changes is read inside the engine, where it is to lie: by the same path as the sidecar's.
+    - name: models
+      mountPath: {{ .Values.models.mountPath }}
+      readOnly: true
+    {{- end }}
     {{- with .Values.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -51,11 +51,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 
 {{- define "modelswap-engine.image" -}}
+{{- $own := ternary "modelswap/sidecar" "modelswap/engine" (not (empty (include "modelswap-engine.external" .))) }}
 {{- with .Values.image }}
+{{- $repository := default $own .repository }}
 {{- if .digest }}
-{{- printf "%s@%s" .repository .digest }}
+{{- printf "%s@%s" $repository .digest }}
 {{- else }}
-{{- printf "%s:%s" .repository (default $.Chart.AppVersion .tag) }}
+{{- printf "%s:%s" $repository (default $.Chart.AppVersion .tag) }}
 {{- end }}
 {{- end }}
 {{- end }}

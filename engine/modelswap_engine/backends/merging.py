@@ -48,13 +48,18 @@ def summed(states: Sequence[MemoryState]) -> MemoryState:
         rss_bytes=sum(state.rss_bytes for state in states),
         allocator_used_bytes=sum(state.allocator_used_bytes for state in states),
         allocator_reserved_bytes=sum(state.allocator_reserved_bytes for state in states),
-        limit_bytes=min(state.limit_bytes for state in states),
-        available_bytes=min(state.available_bytes for state in states),
+        limit_bytes=_tightest([state.limit_bytes for state in states]),
+        available_bytes=_tightest([state.available_bytes for state in states]),
         device=", ".join(dict.fromkeys(state.device for state in states)),
         device_limit_bytes=_bounded([state.device_limit_bytes for state in states]),
         # Ranks share every version evenly, so the fullest device decides.
         device_available_bytes=_bounded([min(state.device_available_bytes for state in states)] * len(states)),
     )
+
+
+def _tightest(figures: Sequence[int]) -> int:
+    """Return the least of some bounds; -1 where nothing bounds any."""
+    return min((figure for figure in figures if figure >= 0), default=-1)
 
 
 def _bounded(figures: Sequence[int]) -> int:

@@ -16,6 +16,8 @@ from modelswap_engine.checkpoint.files import Opened
 from modelswap_engine.protocol.errors import Cancelled
 
 CHUNK_BYTES: Final = 8 << 20
+BUFFERS_BYTES: Final = 64 << 20
+"""What the buffers of all threads may take together: a sidecar's limit does not grow with the cores of its node."""
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), from any thread but never from two at once."""
 
@@ -49,6 +51,8 @@ class Crew:
         self._stop = stop or threading.Event()
         self._abandoned = threading.Event()
         self._local = threading.local()
+        self._cores = cores()
+        self._chunk = min(CHUNK_BYTES, BUFFERS_BYTES // self._cores)
         self._lock = threading.Lock()
         self._done = 0
 
@@ -58,7 +62,7 @@ class Crew:
         The first that fails ends the others at their next chunk (so does Ctrl-C), and nobody works any more when this
         returns.
         """
-        with ThreadPoolExecutor(max_workers=cores(), thread_name_prefix=self._what.replace(" ", "-")) as pool:
+        with ThreadPoolExecutor(max_workers=self._cores, thread_name_prefix=self._what.replace(" ", "-")) as pool:
             futures = [pool.submit(work, job) for job in jobs]
             try:
                 for future in as_completed(futures):
@@ -77,11 +81,11 @@ class Crew:
             Cancelled: the crew was told to end.
         """
         if not hasattr(self._local, "buffer"):
-            self._local.buffer = memoryview(bytearray(CHUNK_BYTES))
-        for position in range(0, nbytes, CHUNK_BYTES):
+            self._local.buffer = memoryview(bytearray(self._chunk))
+        for position in range(0, nbytes, self._chunk):
             if self._abandoned.is_set() or self._stop.is_set():
                 raise Cancelled(f"{self._what} was cancelled")
-            view: memoryview = self._local.buffer[: min(CHUNK_BYTES, nbytes - position)]
+            view: memoryview = self._local.buffer[: min(self._chunk, nbytes - position)]
             files.read_into(opened, offset + position, view)
             yield view
             self._advance(len(view))

@@ -33,12 +33,12 @@ from modelswap_engine.http.proxy.flights import Flights
 from modelswap_engine.http.proxy.port import ProxySettings as PortSettings
 from modelswap_engine.http.proxy.upstream import Upstream, UpstreamSettings
 from modelswap_engine.http.spool import Spool
+from modelswap_engine.limits import Memory, MemoryProbe
 from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
-from modelswap_engine.swap.memory import Memory, MemoryProbe
 
 MIB: Final = 1 << 20
 _TOKEN_SECONDS: Final = 10.0
@@ -212,9 +212,10 @@ def _engine_routes(settings: ProxySettings, *, coordinator: Coordinator, restart
     if settings.runtime_dir is None:
         return None
 
-    def case() -> EngineCase:
-        allowed = settings.engine_restart is EngineRestart.ALLOWED
-        return EngineCase(wanted=restart.reason, quarantined=coordinator.stuck, allowed=allowed, start=restart.boot_id)
+    async def case() -> EngineCase:
+        wanted, quarantined, flag = restart.reason, coordinator.stuck, settings.engine_restart is EngineRestart.ALLOWED
+        allowed = await coordinator.restart_allowed(otherwise=flag) if wanted or quarantined else flag
+        return EngineCase(wanted=wanted, quarantined=quarantined, allowed=allowed, start=restart.boot_id)
 
     return EngineRoutes(
         case=case,

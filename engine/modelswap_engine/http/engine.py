@@ -82,7 +82,7 @@ class EngineRoutes:
     def __init__(
         self,
         *,
-        case: Callable[[], EngineCase],
+        case: Callable[[], Coroutine[None, None, EngineCase]],
         boot: Callable[[], Boot | None],
         drain: Callable[[], Coroutine[None, None, None]],
         clock: Clock,
@@ -99,7 +99,7 @@ class EngineRoutes:
     async def livez(self, _: web.Request) -> web.Response:
         """Say whether the engine's container may go on."""
         boot = await self._started()
-        case = self._case()
+        case = await self._case()
         if not self._must_end(case, boot.boot_id if boot is not None else ""):
             return web.Response(text=f"started again, not up yet: {case.must_go}\n" if case.must_go else "ok\n")
         return web.Response(text=f"restart: {case.must_go}\n", status=503)
@@ -123,7 +123,7 @@ class EngineRoutes:
                 f"{DRAIN} needs the admin key of the running engine",
                 advice="call it in the engine's container: python3 -m modelswap_engine.backends.drain",
             )
-        if not self._case().drains:
+        if not (await self._case()).drains:
             _log.info("the engine ends because it is to be replaced; nothing is drained")
             return web.Response(text="not drained: the engine is to be replaced\n")
         if self._draining is None:
@@ -138,7 +138,7 @@ class EngineRoutes:
         while True:
             boot = await self._started()
             now = boot.boot_id if boot is not None else ""
-            case = self._case()
+            case = await self._case()
             self._must_end(case, now)  # looked at now and then, so that it is known which start a wish came up in
             over = self._draining is not None or case.quarantined
             if not over or before is None:

@@ -2,8 +2,9 @@
 
 ``/livez`` says that the event loop turns, and that the engine has not given up: a paused, draining or recovering
 engine is alive, and restarting it would lose requests; a quarantined one serves nobody, and a new process loads what
-its assignment names (``recovery.engineRestart: Allowed``). An engine with a container of its own has a probe of its own
-(``http.engine``): then restarting this process helps nobody. ``/readyz`` is the coordinator's word; it needs no token,
+its assignment names, unless a person shall look at it first (``recovery.engineRestart: Never``). An engine with a
+container of its own has a probe of its own (``http.engine``): then restarting this process helps nobody. ``/readyz`` is
+the coordinator's word; it needs no token,
 so it names the reason without its details.
 """
 
@@ -37,7 +38,7 @@ class Health:
 
     async def livez(self, _: web.Request) -> web.Response:
         """Say that this process answers and has not given up."""
-        if self._coordinator.stuck and not self._engine_apart:
+        if self._coordinator.stuck and not self._engine_apart and await self._coordinator.restart_allowed():
             return web.Response(text="quarantined: this process cannot serve again\n", status=503)
         return web.Response(text="ok\n")
 

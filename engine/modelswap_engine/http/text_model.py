@@ -4,16 +4,19 @@ Read from a folder of side files that was verified before; immutable afterwards,
 one version keeps its own while the next version goes live. Knows files and text, no HTTP and no engine.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, Any, Final
 
 from modelswap_engine.http.chat_template import ChatTemplate
 from modelswap_engine.protocol.errors import BadRequest, InvalidCheckpoint, UnsupportedFormat
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 DEFAULT_CONTEXT: Final = 2048
@@ -115,6 +118,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer  # not at the top: a proxy makes no tokens, and its image lacks the package
+
     data = _read_bytes(path)
     if data is None:
         raise UnsupportedFormat(

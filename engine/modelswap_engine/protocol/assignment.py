@@ -35,8 +35,18 @@ class WeightsPolicy(StrEnum):
     EXTERNAL = "External"
 
 
+class EngineRestart(StrEnum):
+    """Whether a pod that can prove neither version may be restarted, or is left to a person to look at."""
+
+    ALLOWED = "Allowed"
+    NEVER = "Never"
+
+
 class Assignment(Message, frozen=True, kw_only=True):
-    """What each pod of a slot must serve: the key ``assignment.json`` of its ConfigMap (docs/architecture.md)."""
+    """What each pod of a slot must serve: the key ``assignment.json`` of its ConfigMap (docs/architecture.md).
+
+    ``engine_restart`` is None where an older operator wrote it: then the pod's own options decide.
+    """
 
     owner_uid: str = msgspec.field(default="", name="ownerUID")
     epoch: int = 0
@@ -46,6 +56,7 @@ class Assignment(Message, frozen=True, kw_only=True):
     adapters: list[dict[str, str]] = []
     released: bool = False
     weights: WeightsPolicy = WeightsPolicy.MANAGED
+    engine_restart: EngineRestart | None = None
 
     def target_for(self, pod_uid: str) -> AssignmentTarget | None:
         """Return what the pod with this UID must serve, or None when nothing has been assigned."""

@@ -10,13 +10,15 @@ from contextlib import AbstractAsyncContextManager
 
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.backends.transfer import Transfers
-from modelswap_engine.protocol.assignment import Assignment
+from modelswap_engine.limits import MemoryProbe
+from modelswap_engine.protocol.assignment import Assignment, EngineRestart
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import (
     BadRequest,
     Busy,
     Cancelled,
     DrainTimeout,
+    ModelswapError,
     NotFound,
     NotReady,
 )
@@ -50,7 +52,6 @@ from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.kv import KvCache
 from modelswap_engine.swap.listener import Encode, VersionListener
 from modelswap_engine.swap.lock import Scope
-from modelswap_engine.swap.memory import MemoryProbe
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.parts import Parts
 from modelswap_engine.swap.peers import Peers
@@ -208,6 +209,16 @@ class Coordinator:
     def stuck(self) -> bool:
         """True when only a new process helps: quarantined, and nobody is loading a whole version."""
         return self._core.quarantined and self._core.operations.current is None and not self._core.stopping
+
+    async def restart_allowed(self, *, otherwise: bool = True) -> bool:
+        """Say whether this pod may be restarted when only that helps: the object's word, else ``otherwise``."""
+        try:
+            found: Assignment | None = await self._core.offload(self._assignment)
+        except ModelswapError:  # the file cannot be read: a probe must have an answer all the same
+            return otherwise
+        if found is None or found.engine_restart is None:
+            return otherwise
+        return found.engine_restart is EngineRestart.ALLOWED
 
     @property
     def closing(self) -> bool:

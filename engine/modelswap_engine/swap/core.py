@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from modelswap_engine.backends.port import Backend
+from modelswap_engine.limits import Memory, MemoryProbe
 from modelswap_engine.protocol.engine_state import AuditState, CheckState, MemoryState
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, SourceNotFound, Unavailable
 from modelswap_engine.protocol.messages import Coordinates, SwapStatus, VersionRef
@@ -29,7 +30,6 @@ from modelswap_engine.swap.growth import Growth, observe
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.listener import Encode, VersionListener
 from modelswap_engine.swap.lock import UpdateLock
-from modelswap_engine.swap.memory import Memory, MemoryProbe
 from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.operations import Operation, Operations
 from modelswap_engine.swap.received import Received

@@ -16,7 +16,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.core import Core
-from modelswap_engine.swap.memory import more_room
+from modelswap_engine.swap.room import more_room
 from modelswap_engine.swap.settings import MIB
 from modelswap_engine.swap.versions import Version
 

@@ -25,7 +25,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.protocol.messages import Plan, PlanRequest, VersionRef
 from modelswap_engine.protocol.policy import LoadingMode, OnTimeout, Traffic, TrafficMode
 from modelswap_engine.swap.companion import NO_EFFECT, Effect
-from modelswap_engine.swap.memory import more_room
+from modelswap_engine.swap.room import more_room
 
 MIB: Final = 1 << 20
 POLICIES: Final = {

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from modelswap_engine.protocol.assignment import WeightsPolicy
+from modelswap_engine.protocol.assignment import EngineRestart, WeightsPolicy
 from modelswap_engine.protocol.policy import (
     Checks,
     Loading,
@@ -102,6 +102,12 @@ class ChecksSpec(Value, frozen=True, kw_only=True):
         )
 
 
+class RecoverySpec(Value, frozen=True, kw_only=True):
+    """What may be done to a pod whose weights can no longer be proved."""
+
+    engine_restart: EngineRestart = EngineRestart.ALLOWED
+
+
 class ModelVersionSpec(Value, frozen=True, kw_only=True):
     """What the slot must serve."""
 
@@ -113,6 +119,7 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
     loading: LoadingSpec = LoadingSpec()
     checks: ChecksSpec = ChecksSpec()
     revision_history_limit: int = 10
+    recovery: RecoverySpec = RecoverySpec()
     weights: WeightsPolicy = WeightsPolicy.MANAGED
     suspend: bool = False
 

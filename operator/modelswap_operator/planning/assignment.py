@@ -4,7 +4,13 @@ Pods follow the assignment; this module never looks at how they do that. Revisio
 anything that anybody has been seen to hold, also across re-creation of the object.
 """
 
-from modelswap_engine.protocol.assignment import Assignment, AssignmentCandidate, AssignmentTarget, WeightsPolicy
+from modelswap_engine.protocol.assignment import (
+    Assignment,
+    AssignmentCandidate,
+    AssignmentTarget,
+    EngineRestart,
+    WeightsPolicy,
+)
 from modelswap_engine.protocol.updates import RECEIVED
 from modelswap_operator.planning.actions import WriteAssignment
 from modelswap_operator.planning.assess import Assessment
@@ -39,6 +45,24 @@ def release(snapshot: Snapshot) -> WriteAssignment | None:
 
 def decide(a: Assessment) -> WriteAssignment | None:
     """Return the assignment to publish next."""
+    return _versions(a) or _recovery(a)
+
+
+def _recovery(a: Assessment) -> WriteAssignment | None:
+    """Pass on what may be done to a quarantined pod, whatever is the matter with the versions."""
+    current, wanted = a.snapshot.assignment, a.spec.recovery.engine_restart
+    if current is None or not a.owned or (current.engine_restart or EngineRestart.ALLOWED) is wanted:
+        return None
+    return _write(
+        a.snapshot,
+        stable=current.stable,
+        candidate=current.candidate,
+        previous=a.snapshot.ledger.previous,
+        why=f"recovery.engineRestart is {wanted}",
+    )
+
+
+def _versions(a: Assessment) -> WriteAssignment | None:
     if a.failure is not None:
         return _after_failure(a)
     if not a.owned:
@@ -172,6 +196,7 @@ def _write(
         adapters=adapters,
         released=released,
         weights=snapshot.spec.weights if snapshot.spec is not None else WeightsPolicy.MANAGED,
+        engine_restart=snapshot.spec.recovery.engine_restart if snapshot.spec is not None else None,
     )
     ledger = Ledger(generation=snapshot.generation, previous=previous)
     return WriteAssignment(assignment=assignment, ledger=ledger, why=why)

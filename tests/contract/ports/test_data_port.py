@@ -12,6 +12,7 @@ from aiohttp import ClientResponse
 from structlog.testing import capture_logs
 
 from modelswap_engine.backends.port import FinishReason
+from modelswap_engine.protocol.assignment import Assignment, EngineRestart
 from modelswap_engine.protocol.errors import SourceUnreadable, WorkerLost
 from modelswap_engine.protocol.messages import CheckRequest, PauseRequest, VersionRef
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
@@ -405,6 +406,9 @@ async def test_a_quarantined_process_asks_to_be_restarted_and_readiness_tells_no
         assert (await ports.control.get("/livez")).status == 503
         ready = await ports.control.get("/readyz")
         assert (ready.status, await ready.text()) == (503, "not ready: Quarantined\n")
+        for restart, status in ((EngineRestart.NEVER, 200), (EngineRestart.ALLOWED, 503), (None, 503)):
+            ports.assigned = Assignment(owner_uid="owner", engine_restart=restart)
+            assert (await ports.control.get("/livez")).status == status
         assert (await ports.swap(ports.publish("1.1", norm=b"N" * 2), "op-1")).state is SwapState.SERVING
         assert (await ports.control.get("/livez")).status == 200
         await ports.coordinator.pause(PauseRequest(lease_id="a", seconds=30))

@@ -90,13 +90,12 @@ async def opened(ports: Ports, folder: Path) -> AsyncIterator[Pod]:
         pod.drains += 1
         await pod.requests_gone.wait()
 
+    async def case() -> EngineCase:
+        quarantined = pod.quarantined or ports.coordinator.stuck
+        return EngineCase(wanted=pod.wanted, quarantined=quarantined, allowed=pod.allowed, start=pod.start)
+
     routes = EngineRoutes(
-        case=lambda: EngineCase(
-            wanted=pod.wanted,
-            quarantined=pod.quarantined or ports.coordinator.stuck,
-            allowed=pod.allowed,
-            start=pod.start,
-        ),
+        case=case,
         boot=lambda: handshake.read_boot(runtime),
         drain=drain,
         clock=clock,

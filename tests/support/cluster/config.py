@@ -14,6 +14,8 @@ from tests.support.cluster.provider import DATA_NODE_PORT
 
 SITE_IN_NODE = "/opt/modelswap/site"
 """Where nodes have the engine's third-party packages, and pods mount them from."""
+ENGINES_IN_NODE = "/opt/modelswap/engines"
+"""Where nodes have the environments of the real engines (`hack/engines`), and pods mount one from."""
 MODELS_IN_NODE = "/models"
 """Where nodes have the checkpoints of tests and demo."""
 
@@ -31,12 +33,14 @@ class KindConfig:
     nodes: int
     data_port: int
     site: Path
+    engines: Path
     models: Path
 
     def render(self) -> str:
         """Return kind's configuration, as JSON (which is YAML)."""
         mounts = [
             {"hostPath": str(self.site), "containerPath": SITE_IN_NODE, "readOnly": True},
+            {"hostPath": str(self.engines), "containerPath": ENGINES_IN_NODE, "readOnly": True},
             {"hostPath": str(self.models), "containerPath": MODELS_IN_NODE},
         ]
         ports = [{"containerPort": DATA_NODE_PORT, "hostPort": self.data_port, "listenAddress": "127.0.0.1"}]

@@ -113,12 +113,11 @@ class KindProvider:
 
     def _config(self, *, nodes: int, data_port: int) -> KindConfig:
         site = Path(_printed_by("images/site.sh", "path"))
-        models = cache_root() / "models"
-        for folder in (site, models):
+        engines, models = cache_root() / "engines", cache_root() / "models"
+        for folder in (site, engines, models):
             folder.mkdir(parents=True, exist_ok=True)
-        return KindConfig(
-            image=_printed_by("kind/choose-image.sh"), nodes=nodes, data_port=data_port, site=site, models=models
-        )
+        image = _printed_by("kind/choose-image.sh")
+        return KindConfig(image=image, nodes=nodes, data_port=data_port, site=site, engines=engines, models=models)
 
     def _usable(self, name: str, config: KindConfig) -> bool:
         known = self._key_file(name).read_text()

@@ -6,6 +6,7 @@ import pytest
 
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import Internal, ManifestMismatch
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
@@ -44,6 +45,21 @@ async def test_a_drained_swap_needs_no_pause_and_forgets_what_was_cached_after_t
         assert world.ranks[0].calls[-7:] == ["memory", "stage", "prepare", "commit", "verify", "release", "memory"]
         assert (await world.swap(world.one, "op-2")).state is SwapState.SERVING
         assert world.holds(world.one)
+
+
+async def test_what_does_not_fit_the_engines_container_is_refused_before_anything_is_staged(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        world.ranks[1].memory = MemoryState(limit_bytes=100, available_bytes=2)  # both are charged to one container
+        status = await world.swap(world.two)
+
+        assert status.error is not None
+        assert status.error.code == "InsufficientMemory"
+        assert world.coordinator.state().memory.limit_bytes == 100
+        assert "stage" not in world.ranks[0].calls
+        assert world.holds(world.one)
+        world.ranks[1].memory = MemoryState(limit_bytes=100, available_bytes=50)
+        assert (await world.swap(world.two, "op-2")).state is SwapState.SERVING
 
 
 async def test_requests_that_nobody_waits_for_are_waited_for_before_a_commit(tmp_path: Path) -> None:

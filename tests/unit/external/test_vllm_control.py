@@ -29,6 +29,7 @@ class Canned:
         self.flushed = True
         self.collective: tuple[int, Any] = (200, {"results": ["a", "b"]})
         self.development = True
+        self.packages_unknown = False
         self.label = "default"
         self.checksums: dict[str, str] = {}
         self.calls: list[str] = []
@@ -53,6 +54,8 @@ class Canned:
 
     async def _development(self, path: str, request: web.Request) -> web.StreamResponse:
         if path == "/server_info":
+            if self.packages_unknown:
+                return web.json_response({"error": {"message": "Could not collect pip list output"}}, status=500)
             parallel = {"world_size": 2, "worker_extension_cls": EXTENSION}
             return web.json_response({"vllm_config": {"parallel_config": parallel, "lora_config": {"max_loras": 3}}})
         if path == "/weight_info":
@@ -97,6 +100,12 @@ async def test_facts_come_from_the_routes(control: VllmControl) -> None:
     assert (facts.ranks, facts.agent, facts.max_loras) == (2, True, 3)
     assert facts.served_model_names == ("tiny",)
     assert facts.weight_version == "default"
+
+
+async def test_an_environment_without_pip_is_named_as_the_cause(canned: Canned, control: VllmControl) -> None:
+    canned.packages_unknown = True
+    with pytest.raises(WorkerLost, match=r"Could not collect pip list output .*neither pip nor uv"):
+        await control.facts(seconds=SECONDS)
 
 
 async def test_without_development_routes_it_says_what_to_do(canned: Canned, control: VllmControl) -> None:

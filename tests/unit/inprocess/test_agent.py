@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.inprocess.agent import AgentSettings
 from modelswap_engine.backends.port import Stage, StageRetained
+from modelswap_engine.limits import Memory
 from tests.support.lab_engine import HIDDEN, Lab, LabHost, write
 from tests.support.orders import digest_of, hashes_of, ranges
 
@@ -284,6 +285,15 @@ def test_memory_counts_packed_weights(lab: Lab, old: Path, new: Path) -> None:
     assert after is not None
     assert before.model_bytes > sum(item.nbytes for item in ranges(old)) > 0
     assert after.previous_bytes == after.model_bytes == before.model_bytes
+
+
+def test_memory_is_bounded_by_the_container_of_the_engine(old: Path) -> None:
+    lab = Lab(LabHost(old), bound=lambda: Memory(limit=100, available=7))
+    for _ in range(2):  # before a version is known, and after
+        memory = lab.call(wire.MemoryCall()).memory
+        assert memory is not None
+        assert (memory.limit_bytes, memory.available_bytes) == (100, 7)
+        lab.adopt(old)
 
 
 def test_a_model_that_is_refused_says_why(old: Path) -> None:

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from modelswap_engine.limits import Memory
 from modelswap_engine.protocol.errors import Internal, SourceUnreadable
 from modelswap_engine.protocol.messages import CheckRequest
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.updates import BeginUpdate, CommitUpdate
 from modelswap_engine.swap.backoff import Backoff
 from modelswap_engine.swap.companion import Alone
-from modelswap_engine.swap.memory import Memory
 from tests.support.fake_backend import Fault
 from tests.support.swapping import World, checkpoint
 from tests.support.tensor_files import written

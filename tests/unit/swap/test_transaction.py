@@ -3,11 +3,11 @@
 import pytest
 
 from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.limits import Memory
 from modelswap_engine.protocol.errors import DigestMismatch, ManifestMismatch, NotReady, SourceUnreadable
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic, TrafficMode, VerifyMode
 from modelswap_engine.protocol.states import SwapState
-from modelswap_engine.swap.memory import Memory
 from tests.support.fake_backend import Fault
 from tests.support.fake_source import FakeCheckpoint
 from tests.support.swapping import World, checkpoint, last, request

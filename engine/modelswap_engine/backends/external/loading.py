@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from modelswap_engine.backends.external import views
 from modelswap_engine.backends.external.control import EngineControl, EngineFacts
 from modelswap_engine.backends.external.ranks import Ranks
-from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.external.restart import RestartWish, log
 from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import Layout, Load, Reply
@@ -137,7 +137,7 @@ async def reached(control: EngineControl, *, bounds: ExternalSettings, restart: 
     Raises:
         NotReady: there is none within its bound.
     """
-    deadline = time.monotonic() + bounds.reach
+    deadline, said = time.monotonic() + bounds.reach, ""
     while True:
         try:
             facts = await control.facts(seconds=bounds.call)
@@ -149,6 +149,9 @@ async def reached(control: EngineControl, *, bounds: ExternalSettings, restart: 
             why = error.message
         if time.monotonic() >= deadline:
             raise NotReady(f"no usable engine for {bounds.reach:g} s: {why}", advice="look at the engine's container")
+        if why != said:
+            said = why
+            log.warning("no usable engine yet, waiting for at most %g s: %s", bounds.reach, why)
         await asyncio.sleep(bounds.watch)
 
 

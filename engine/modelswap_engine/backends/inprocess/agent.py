@@ -24,6 +24,7 @@ from modelswap_engine.backends.inprocess.loader import SkeletonLoader
 from modelswap_engine.backends.inprocess.skeleton import Skeleton
 from modelswap_engine.backends.inprocess.works import Finish, Works
 from modelswap_engine.backends.port import Layout, Reply
+from modelswap_engine.limits import Memory, MemoryProbe
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import Busy, ErrorBody, IncompatibleModel, Internal, ModelswapError, NotReady
 from modelswap_engine.weights.pace import Pace
@@ -57,6 +58,7 @@ class Agent:
         boot_id: of this start of the process.
         settings: how to treat it.
         busy: says whether the engine has requests to give way to; from any thread.
+        bound: what its container may still use: what is staged is charged to that one, and not to the sidecar's.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class Agent:
         boot_id: str,
         settings: AgentSettings | None = None,
         busy: Callable[[], bool] = lambda: False,
+        bound: Callable[[], Memory] | None = None,
     ) -> None:
         self._host = host
         self._boot_id = boot_id
+        self._bound = bound or MemoryProbe().read
         self._settings = settings or AgentSettings()
         self._lock = threading.RLock()
         self._skeleton: Skeleton | None = None
@@ -146,10 +150,14 @@ class Agent:
         )
 
     def _memory(self) -> MemoryState:
+        bound = self._bound()
+        found = MemoryState(limit_bytes=bound.limit, available_bytes=bound.available)
         if self._updater is None:
-            return MemoryState()
+            return found
         sizes = self._updater.sizes()
-        return MemoryState(model_bytes=sizes.live, staged_bytes=sizes.staged, previous_bytes=sizes.previous)
+        return msgspec.structs.replace(
+            found, model_bytes=sizes.live, staged_bytes=sizes.staged, previous_bytes=sizes.previous
+        )
 
     def _progress(self, work: str) -> wire.Answer:
         found = self._works.progress(work)

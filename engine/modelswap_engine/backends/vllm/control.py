@@ -59,7 +59,7 @@ class VllmControl:
             version = await self._get("/version")
             models = await self._get("/v1/models")
             boot_id = await self._start()
-            info = await self._development("/server_info", config_format="json")
+            info = await self._configuration()
             weights = await self._development("/weight_info")
         config = info.get("vllm_config", {}) if info else {}
         self._ranks = _number(config, "parallel_config", "world_size", default=1)
@@ -78,6 +78,16 @@ class VllmControl:
             refused={} if info else {"weights": f"its control routes are not there; {_DEVELOPMENT}"},
             max_loras=_number(config, "lora_config", "max_loras", default=0),
         )
+
+    async def _configuration(self) -> dict[str, Any] | None:
+        """Ask what it was started with; the same answer lists the packages of its environment."""
+        try:
+            return await self._development("/server_info", config_format="json")
+        except WorkerLost as error:
+            raise WorkerLost(
+                f"{error.message} (this route fails where vLLM's environment has neither pip nor uv)",
+                advice="use an image of vLLM that has pip, or see the engine's log",
+            ) from error
 
     async def _start(self) -> str:
         """Name the present start of the server: by when it began where it says so, else by whether it was away."""

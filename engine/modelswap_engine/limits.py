@@ -1,16 +1,13 @@
 """How much memory the processes of this container may still use.
 
 The container's limit (cgroup v2, then v1, the tightest on the way up) and the machine's free memory, whichever is less.
-Page cache that the kernel would drop is not counted as used. The only file reads of ``swap`` besides its journal.
+Page cache that the kernel would drop is not counted as used; what lies in a memory volume is. The standard library
+alone: it runs in a sidecar, in our own workers and inside foreign engines.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
-
-from modelswap_engine.protocol.engine_state import MemoryState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +18,12 @@ class Memory:
     available: int = -1
 
 
-def more_room(state: MemoryState) -> str:
-    """Return the next step when tensors do not fit where they are to lie."""
-    if state.device_available_bytes >= 0:
-        return "give the KV cache less, or use a device with more memory"
-    return "raise the container's memory limit or give the KV cache less"
-
-
-def machine_memory() -> Memory:
-    """Return the memory of the whole machine."""
-    memory = psutil.virtual_memory()
-    return Memory(limit=memory.total, available=memory.available)
+def machine_memory(file: Path = Path("/proc/meminfo")) -> Memory:
+    """Return the memory of the whole machine; unbounded where the kernel does not tell."""
+    sizes = dict(_sizes(_text(file)))
+    if "MemTotal" not in sizes or "MemAvailable" not in sizes:
+        return Memory()
+    return Memory(limit=sizes["MemTotal"], available=sizes["MemAvailable"])
 
 
 class MemoryProbe:
@@ -114,3 +106,11 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def _sizes(text: str) -> Iterator[tuple[str, int]]:
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
+            yield name, int(words[0]) * 1024

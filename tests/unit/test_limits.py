@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelswap_engine.swap.memory import Memory, MemoryProbe, machine_memory
+from modelswap_engine.limits import Memory, MemoryProbe, machine_memory
 
 GIB = 1 << 30
 MACHINE = Memory(limit=64 * GIB, available=32 * GIB)
@@ -72,6 +72,12 @@ def test_usage_above_the_limit_leaves_nothing(tmp_path):
 def test_without_readable_groups_only_the_machine_bounds(tmp_path, membership):
     assert probe(tmp_path, membership).read() == MACHINE
     assert probe(tmp_path, membership, machine=Memory()).read() == Memory()
+
+
+def test_a_kernel_that_does_not_tell_bounds_nothing(tmp_path):
+    assert machine_memory(tmp_path / "meminfo") == Memory()
+    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemFree: 1 kB\nMemAvailable:   4 kB\nHugePages_Total: 0\n")
+    assert machine_memory(tmp_path / "meminfo") == Memory(limit=8192, available=4096)
 
 
 def test_this_machine_has_memory():

@@ -1,0 +1,127 @@
+"""Pods of the real engines on a real cluster: the operator changes their weights under load, and nothing is restarted.
+
+Then the engine of one dies, and the kubelet starts it on the assigned version; and one pod is deleted while it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.answers import mixed_by_text
+from demo.load import Load
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, decode
+from tests.support import engine_values
+from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
+from tests.support.models import LOWER, UPPER
+from tests.support.stack import Pod, Slot, build_images
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+OLD, NEW = "wide/v1", "wide/v2"
+SIDECAR_BYTES = 150_000_000
+
+# The launcher is process 1 of the container; its child is the engine.
+_KILL_ENGINE = """
+import os, signal
+for name in filter(str.isdigit, os.listdir('/proc')):
+    with open(f'/proc/{name}/stat') as file: parent = file.read().rpartition(')')[2].split()[1]
+    if parent == '1': os.kill(int(name), signal.SIGKILL); print('killed', name)
+"""
+_STARTED_ON = "import json; print(json.load(open('/run/modelswap/engine.json'))['digest'])"
+
+
+@pytest.fixture(scope="module", params=engine_values.KINDS)
+def pods(request: pytest.FixtureRequest, cluster: Cluster, models: Path) -> Iterator[Slot]:
+    """Two pods of a real engine, serving 1.0 of an object that says so."""
+    build_images(cluster, *engine_values.IMAGES)
+    slot = Slot(cluster, name=request.param, models=models)
+    options = ("--dtype=float32",)
+    slot.install(
+        replicas=2,
+        model=OLD,
+        version="1.0",
+        node_port=DATA_NODE_PORT,
+        engine=engine_values.values_of(request.param, served=slot.name, options=options),
+    )
+    yield slot
+    slot.cluster.kubectl("-n", slot.namespace, "delete", "services", "--all")  # the node port is needed again
+    slot.uninstall(wait=False)
+
+
+def digest_of(slot: Slot, model: str) -> str:
+    return decode((slot.models / model / MANIFEST_FILE).read_bytes()).digest
+
+
+def load_on(slot: Slot) -> Load:
+    return Load(slot.cluster.data_url, model=slot.name, streams=3, max_tokens=32, mixed=mixed_by_text(LOWER, UPPER))
+
+
+async def decided(slot: Slot, version: str, model: str) -> None:
+    generation = await asyncio.to_thread(slot.apply, version, model, digest=digest_of(slot, model))
+    await asyncio.to_thread(slot.wait_ready, generation)
+
+
+async def test_versions_change_under_load(pods: Slot) -> None:
+    before = pods.pods()
+    async with load_on(pods) as load:
+        await load.served_more(4)
+        await decided(pods, "1.0", OLD)
+        await decided(pods, "1.1", NEW)
+        await load.served_more(4)
+        for pod in pods.pods().values():
+            await asyncio.to_thread(serves, pods, pod, NEW)
+            assert await asyncio.to_thread(resident_bytes, pods, pod) < SIDECAR_BYTES
+    summary = load.summary()
+    assert (summary.failed, summary.mixed) == (0, 0), summary.lines()
+    assert set(summary.by_version) == {"1.0", "1.1"}
+    for answer in load.answers:
+        assert set(answer.text) & set(LOWER + UPPER) <= set(LOWER if answer.version == "1.0" else UPPER), answer
+    assert [(p.uid, p.restarts) for p in pods.pods().values()] == [(p.uid, p.restarts) for p in before.values()]
+
+
+def serves(slot: Slot, pod: Pod, model: str) -> None:
+    """See that every rank of a pod has proved a version."""
+    state = slot.state(pod)
+    assert state.live is not None
+    assert {state.live.digest, *(rank.digest for rank in state.ranks)} == {digest_of(slot, model)}
+    assert state.memory.available_bytes > 0
+    assert state.memory.limit_bytes == 4 << 30, "of the engine's container, where tensors are charged"
+
+
+def resident_bytes(slot: Slot, pod: Pod) -> int:
+    """Return what the sidecar's only process takes."""
+    code = "print(next(line.split()[1] for line in open('/proc/1/status') if line.startswith('VmRSS')))"
+    done = slot.exec_python(pod.name, code, container="modelswap")
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout) * 1024
+
+
+async def test_an_engine_that_dies_comes_back_on_the_assigned_version(pods: Slot) -> None:
+    await decided(pods, "1.1", NEW)
+    name, pod = next(iter(pods.pods().items()))
+    async with load_on(pods) as load:
+        await load.served_more(2)
+        killed = await asyncio.to_thread(pods.exec_python, name, _KILL_ENGINE)
+        assert "killed" in killed.stdout, killed.stderr
+        await asyncio.to_thread(pods.wait_restarted, name, pod.restarts)
+        await asyncio.to_thread(pods.wait_serving, pod, digest_of(pods, NEW))
+        started = await asyncio.to_thread(pods.exec_python, name, _STARTED_ON)
+        assert started.stdout.strip() == digest_of(pods, NEW), "the template names the old one"
+        await load.served_more(4)
+    assert load.summary().mixed == 0, load.summary().lines()
+    assert {answer.version for answer in load.answers if answer.served} == {"1.1"}
+    assert pods.pods()[name].restarts == pod.restarts + 1, "it was started once, and the sidecar not at all"
+
+
+async def test_a_pod_that_is_deleted_answers_to_the_end(pods: Slot) -> None:
+    await decided(pods, "1.1", NEW)
+    async with load_on(pods) as load:
+        await load.served_more(2)
+        await asyncio.to_thread(pods.delete_pod, next(iter(pods.pods())))
+        await load.served_more(2)
+    summary = load.summary()
+    assert (summary.failed, summary.mixed) == (0, 0), summary.lines()
