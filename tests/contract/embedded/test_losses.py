@@ -94,7 +94,7 @@ async def test_broken_steps_are_undone(faulty: Engine, checkpoints: Checkpoints)
 
 
 async def test_a_worker_dies_with_its_front(faulty: Engine) -> None:
-    (worker,) = faulty.backend._groups[0].workers
+    (worker,) = faulty.backend._replicas.groups[0].workers
     worker._writer.transport.abort()
     assert await asyncio.wait_for(worker._process.wait(), 20) in {0, -signal.SIGKILL}
 
