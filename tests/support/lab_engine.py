@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.inprocess.agent import Agent, AgentSettings
 from modelswap_engine.backends.inprocess.state import read_linear
+from modelswap_engine.backends.inprocess.ways import Ways
 from modelswap_engine.backends.port import Stage
 from modelswap_engine.limits import Memory
+from modelswap_engine.weights.version import Method
 from tests.support.orders import load_order, stage_order
 
 HIDDEN, VOCABULARY, PADDED, LAYERS = 96, 40, 64, 2
@@ -127,6 +129,7 @@ class LabHost:
         self.refused = ""
         self.wiped = 0
         self._tied, self._dtype, self._frugal = tied, dtype, frugal
+        self.method = Method.POINTER
         self.model = self._fresh("cpu")
         self.load_directly(folder)
         self.model.pack()
@@ -149,6 +152,9 @@ class LabHost:
 
     def refusal(self) -> str:
         return self.refused
+
+    def ways(self) -> Ways:
+        return Ways(method=self.method)
 
     def live(self) -> Mapping[str, torch.nn.Module]:
         return {name.replace(".base_layer", ""): module for name, module in self.model.named_modules()}

@@ -12,6 +12,7 @@ from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.inprocess.agent import AgentSettings
 from modelswap_engine.backends.port import Stage, StageRetained
 from modelswap_engine.limits import Memory
+from modelswap_engine.weights.version import Method
 from tests.support.lab_engine import HIDDEN, Lab, LabHost, write
 from tests.support.orders import digest_of, hashes_of, ranges
 
@@ -70,6 +71,26 @@ def test_a_model_that_would_take_its_memory_twice_is_refused(old: Path) -> None:
     lab = Lab(LabHost(old, frugal=False))
     assert error_of(lab.adopt(old)) == "IncompatibleModel"
     assert same_as_fresh(lab, old)
+
+
+def test_where_addresses_are_held_the_values_are_written_there(old: Path, new: Path) -> None:
+    lab = Lab(LabHost(old))
+    lab.host.method = Method.COPY
+    assert lab.adopt(old).reply.error is None
+    assert lab.call(wire.HelloCall()).facts.commit_method == "copy"  # type: ignore[union-attr]
+    held, before = lab.host.model.norm.data, lab.host.says()
+    address = held.data_ptr()
+    steps = list(lab.swap(old, new, "op"))
+    assert [step.reply.error for step in steps] == [None] * 4
+    assert steps[2].reply.method == "copy"
+    assert lab.host.model.norm.data_ptr() == address
+    assert same_as_fresh(lab, new)
+
+    lab.call(wire.RollbackCall(operation_id="op"))
+    verified = lab.outcome(wire.VerifyCall(work="again", operation_id="op", strict=True))
+    assert (verified.reply.error, verified.reply.digest) == (None, digest_of(old))
+    assert lab.host.model.norm.data_ptr() == address
+    assert torch.equal(lab.host.says(), before)
 
 
 def test_a_packed_layer_changes_with_its_tensors_and_not_before(lab: Lab, old: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from modelswap_engine.backends.inprocess.loader import SkeletonLoader
+from modelswap_engine.backends.inprocess.ways import Ways
 from modelswap_engine.backends.port import Load, Stage, TensorRange
 from modelswap_engine.protocol.errors import ManifestMismatch
 from modelswap_engine.weights.mapping import Group
@@ -19,19 +20,27 @@ from modelswap_engine.weights.stage import same_bytes
 from modelswap_engine.weights.updater import WeightUpdater
 
 
-def adopt(order: Load, loader: SkeletonLoader, *, pace: Pace) -> WeightUpdater:
+def adopt(order: Load, loader: SkeletonLoader, *, ways: Ways, pace: Pace) -> WeightUpdater:
     """Return the versions of the live model, the order's being the live one; only while the engine computes nothing.
 
     Raises:
         ManifestMismatch: the engine holds something else.
         ModelswapError: the version is damaged, or not one of this model.
     """
-    updater = WeightUpdater(loader.table, loader, digest=order.digest, checkpoint=order.tensors)
+    updater = WeightUpdater(
+        loader.table,
+        loader,
+        digest=order.digest,
+        checkpoint=order.tensors,
+        method=lambda: ways.method,
+        place=ways.place,
+    )
     files = {item.name: item for item in order.tensors}
     for group in updater.groups:
         for part in group.parts:
             if loader.packs(part):
-                loader.learn(part, {name: read_tensor(files[name], pace=pace) for name in part.sources})
+                read = {name: read_tensor(files[name], pace=pace, place=ways.place) for name in part.sources}
+                loader.learn(part, read)
     updater.prove()
     blind = updater.unverifiable
     for group in updater.groups:

@@ -22,6 +22,7 @@ from modelswap_engine.backends.inprocess.host import Host
 from modelswap_engine.backends.inprocess.lease import StagedLease
 from modelswap_engine.backends.inprocess.loader import SkeletonLoader
 from modelswap_engine.backends.inprocess.skeleton import Skeleton
+from modelswap_engine.backends.inprocess.ways import Ways
 from modelswap_engine.backends.inprocess.works import Finish, Works
 from modelswap_engine.backends.port import Layout, Reply
 from modelswap_engine.limits import Memory, MemoryProbe
@@ -80,6 +81,7 @@ class Agent:
         self._updater: WeightUpdater | None = None
         self._unproven = ""
         self._committed: wire.Answer | None = None
+        self._ways = Ways()
         niceness, share = self._settings.niceness, self._settings.share
         self._works = Works(answer=self._failed, niceness=niceness, share=share, busy=busy)
         self._lease = StagedLease(seconds=self._settings.lease_seconds, expired=self._expire)
@@ -137,7 +139,7 @@ class Agent:
             ranks=self._host.ranks,
             architecture=self._host.architecture,
             refusal=refusal,
-            commit_method="" if refusal else "pointer",
+            commit_method="" if refusal else self._host.ways().method.value,
             digest=self._updater.digest if self._updater is not None and not self._unproven else "",
         )
 
@@ -189,10 +191,11 @@ class Agent:
         if self._skeleton is None:
             self._skeleton = Skeleton(self._host.skeleton(), self._host.load)
         self._loader = loader = SkeletonLoader(self._host, self._skeleton)
+        self._ways = ways = self._host.ways()
         started = time.perf_counter()
 
         def work(pace: Pace) -> Finish:
-            updater = adopt(order, loader, pace=pace)
+            updater = adopt(order, loader, ways=ways, pace=pace)
             return lambda: self._adopted(updater, order.operation_id, time.perf_counter() - started)
 
         return self._works.begin(lane, call.work, work, operation_id=order.operation_id, still=True)
@@ -253,8 +256,10 @@ class Agent:
         updater.staged(operation_id)
         self._lease.end()
         self._unproven = operation_id
+        self._ways.place.quiesce()  # the step that was queued last still reads the old values
         started = time.perf_counter_ns()
         method = updater.commit(operation_id)
+        self._ways.place.quiesce()
         window = (time.perf_counter_ns() - started) / 1000
         self._committed = self._answer(self._window(operation_id, window, method=method, digest=updater.digest))
         return self._committed
@@ -282,8 +287,10 @@ class Agent:
     def _rollback(self, operation_id: str) -> wire.Answer:
         self._works.changes.refuse_if_running()
         updater = self._versions()
+        self._ways.place.quiesce()
         started = time.perf_counter_ns()
         undone = updater.rollback(operation_id)
+        self._ways.place.quiesce()
         window = (time.perf_counter_ns() - started) / 1000
         if undone is not None:
             self._committed, self._unproven = None, operation_id

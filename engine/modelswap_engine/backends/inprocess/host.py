@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from modelswap_engine.backends.inprocess.ways import Ways
+
 
 class Host(Protocol):
     """One rank's engine."""
@@ -30,6 +32,9 @@ class Host(Protocol):
 
     def refusal(self) -> str:
         """Say why weights of this model cannot be exchanged here; "" when they can."""
+
+    def ways(self) -> Ways:
+        """Say how tensors become live here, and where they lie; asked only where weights can be exchanged."""
 
     def live(self) -> Mapping[str, torch.nn.Module]:
         """Return the modules that the engine computes with, named as in a model without adapters."""

@@ -7,6 +7,8 @@ and such state would stay what it was. It imports no SGLang.
 import dataclasses
 from typing import Final
 
+from modelswap_engine.backends.inprocess.experimental import Experiment, untried
+
 TRIED: Final = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Dense models whose loading copies tensors and nothing else."""
 
@@ -22,6 +24,8 @@ class Setting:
     pipeline_ranks: int
     data_ranks: int
     packed: bool
+    graphs: bool = False
+    experiments: frozenset[Experiment] = frozenset()
 
 
 def refusal(setting: Setting) -> str:
@@ -30,8 +34,10 @@ def refusal(setting: Setting) -> str:
         return f"{setting.architecture}: it was not tried"
     if setting.role != "target":
         return f"{setting.role}: a draft model has weights that a version does not hold"
-    if setting.device != "cpu":
-        return f"device {setting.device}: captured graphs hold addresses of weights, and it was not tried there"
+    if setting.device != "cpu" and Experiment.DEVICES not in setting.experiments:
+        return untried(f"device {setting.device}: weights on an accelerator", Experiment.DEVICES)
+    if setting.graphs and Experiment.GRAPHS not in setting.experiments:
+        return untried("captured graphs hold on to weights: start SGLang with --disable-cuda-graph", Experiment.GRAPHS)
     if setting.quantization:
         return f"quantization {setting.quantization}: weights are put into other forms when they are loaded"
     if setting.packed:

@@ -4,11 +4,14 @@ The only file that reaches into SGLang. Written against 0.5.23; what is not ther
 ``refusal`` or as an error before anything live is touched.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
 
+from modelswap_engine.backends.inprocess.experimental import allowed
+from modelswap_engine.backends.inprocess.ways import Ways, ways
 from modelswap_engine.backends.sglang.architectures import Setting, refusal
 from modelswap_engine.protocol.errors import Internal
 
@@ -27,6 +30,7 @@ class SglangHost:
         self._runner = runner
         self._role = role
         self._place = place_of(runner, role)
+        self._experiments = allowed(os.environ)
 
     @property
     def rank(self) -> int:
@@ -60,9 +64,20 @@ class SglangHost:
                 role=self._role,
                 pipeline_ranks=int(self._place["pp_size"]),
                 data_ranks=int(self._place["dp_size"]),
+                graphs=self._graphs(),
+                experiments=self._experiments,
                 packed=any(getattr(module, "use_intel_amx_backend", False) for module in self._runner.model.modules()),
             )
         )
+
+    def ways(self) -> Ways:
+        """Copy values where graphs hold addresses."""
+        device = torch.device(self._runner.device)
+        return ways(device=device, holds_addresses=self._graphs(), experiments=self._experiments)
+
+    def _graphs(self) -> bool:
+        on_cpu = torch.device(self._runner.device).type == "cpu"
+        return not on_cpu and not getattr(self._runner.server_args, "disable_cuda_graph", False)
 
     def busy(self) -> bool:
         """Say whether requests are in the model's batch: each has a row in a table. Not told, they may be."""

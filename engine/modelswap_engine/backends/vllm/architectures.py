@@ -7,6 +7,8 @@ and such state would stay what it was. It imports no vLLM.
 import dataclasses
 from typing import Final
 
+from modelswap_engine.backends.inprocess.experimental import Experiment, untried
+
 TRIED: Final = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Dense models whose loading copies tensors and nothing else."""
 
@@ -33,6 +35,7 @@ class Setting:
     pipeline_ranks: int
     data_ranks: int
     speculative: bool
+    experiments: frozenset[Experiment] = frozenset()
 
 
 def refusal(setting: Setting) -> str:
@@ -40,12 +43,13 @@ def refusal(setting: Setting) -> str:
     if setting.architecture not in TRIED:
         reason = next((why for part, why in REFUSED if part in setting.architecture), "it was not tried")
         return f"{setting.architecture}: {reason}"
-    if setting.device != "cpu":
-        return f"device {setting.device}: captured graphs hold addresses of weights, and it was not tried there"
+    if setting.device != "cpu" and Experiment.DEVICES not in setting.experiments:
+        return untried(f"device {setting.device}: weights on an accelerator", Experiment.DEVICES)
     if setting.quantization:
         return f"quantization {setting.quantization}: weights are put into other forms when they are loaded"
-    if setting.compiled:
-        return "compiled code may hold on to weights; start vLLM with --enforce-eager"
+    if setting.compiled and Experiment.GRAPHS not in setting.experiments:
+        eager = "compiled code and captured graphs hold on to weights: start vLLM with --enforce-eager"
+        return untried(eager, Experiment.GRAPHS)
     if setting.pipeline_ranks > 1:
         return f"{setting.pipeline_ranks} pipeline stages: each rank has other layers, which was not tried"
     if setting.data_ranks > 1:

@@ -5,12 +5,15 @@ as an error before anything live is touched.
 """
 
 import copy
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
 
+from modelswap_engine.backends.inprocess.experimental import allowed
 from modelswap_engine.backends.inprocess.state import read_linear
+from modelswap_engine.backends.inprocess.ways import Ways, ways
 from modelswap_engine.backends.vllm.architectures import Setting, refusal
 from modelswap_engine.protocol.errors import Internal
 
@@ -28,6 +31,7 @@ class VllmHost:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._config = worker.vllm_config
+        self._experiments = allowed(os.environ)
 
     @property
     def rank(self) -> int:
@@ -63,8 +67,15 @@ class VllmHost:
                 pipeline_ranks=int(config.parallel_config.pipeline_parallel_size),
                 data_ranks=int(config.parallel_config.data_parallel_size),
                 speculative=config.speculative_config is not None,
+                experiments=self._experiments,
             )
         )
+
+    def ways(self) -> Ways:
+        """Copy values where graphs or compiled code hold addresses."""
+        eager = bool(self._config.model_config.enforce_eager)
+        device = torch.device(self._worker.device)
+        return ways(device=device, holds_addresses=not eager, experiments=self._experiments)
 
     def _model(self) -> torch.nn.Module:
         model: torch.nn.Module = self._worker.get_model()
