@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import aiohttp
 
-from bench.external.rows import IN_PROCESS
+from bench.external.rows import IN_PROCESS, PLAIN
 from modelswap_engine.backends.external.backend import ExternalBackend
 from modelswap_engine.backends.external.control import EngineControl
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.port import Backend
+from modelswap_engine.backends.sglang.client import SglangClient
+from modelswap_engine.backends.sglang.control import SglangControl
+from modelswap_engine.backends.sglang.plain import PlainSglang
 from modelswap_engine.backends.vllm.control import VllmControl
+from modelswap_engine.backends.vllm.plain import PlainVllm
 from modelswap_engine.http.proxy.flights import Flights
 from tests.support import engines
 from tests.support.engines import EngineServer
 from tests.support.free_ports import free_port
+from tests.support.sglang import SMALL, Sglang, with_our_half
 
 
 class BenchedEngine(Protocol):
@@ -32,8 +37,8 @@ class BenchedEngine(Protocol):
     def stop(self) -> None:
         """End it."""
 
-    def control(self, session: aiohttp.ClientSession) -> EngineControl:
-        """Return its control side."""
+    def control(self) -> EngineControl:
+        """Return its control side; it is closed by whoever asked."""
 
     def backends(self) -> Mapping[str, Backend]:
         """Return a new backend for each route into it; none is started."""
@@ -64,14 +69,57 @@ class Vllm:
             self._server.stop()
             self._server = None
 
-    def control(self, session: aiohttp.ClientSession) -> EngineControl:
+    def control(self) -> EngineControl:
         """Return its control side."""
-        return VllmControl(self.url, session)
+        return self._control()
 
     def backends(self) -> Mapping[str, Backend]:
         """Return a new backend for each route into it; none is started."""
-        control = self.control(aiohttp.ClientSession())
-        return {IN_PROCESS: ExternalBackend(control, requests=Flights(), restart=RestartWish())}
+        return {
+            IN_PROCESS: ExternalBackend(self._control(), requests=Flights(), restart=RestartWish()),
+            # vLLM on CPU packs linear layers, and shows nothing in their place.
+            PLAIN: PlainVllm(
+                self._control(),
+                folder=self._folder / "plain",
+                requests=Flights(),
+                restart=RestartWish(),
+                unverifiable=True,
+            ),
+        }
+
+    def _control(self) -> VllmControl:
+        return VllmControl(self.url, aiohttp.ClientSession())
 
 
-ENGINES = {"vllm": Vllm}
+class SglangServer:
+    """SGLang with our half in its scheduler."""
+
+    name = "sglang"
+
+    def __init__(self, folder: Path) -> None:
+        options = tuple(option for option in SMALL if option != "--disable-overlap-schedule")
+        self._folder = folder
+        self._server = Sglang(folder, options=options, variables=with_our_half(folder / "beside"))
+        self.url = self._server.url
+
+    def start(self, model: Path) -> None:
+        """Start it on a checkpoint and return when it is healthy."""
+        self._server.start(model).wait_ready()
+
+    def stop(self) -> None:
+        """End it."""
+        self._server.kill()
+
+    def control(self) -> EngineControl:
+        """Return its control side."""
+        return SglangControl(SglangClient(self.url))
+
+    def backends(self) -> Mapping[str, Backend]:
+        """Return a new backend for each route into it; none is started."""
+        return {
+            IN_PROCESS: ExternalBackend(self.control(), requests=Flights(), restart=RestartWish()),
+            PLAIN: PlainSglang(SglangClient(self.url), folder=self._folder / "plain", wish=RestartWish()),
+        }
+
+
+ENGINES: Mapping[str, Callable[[Path], BenchedEngine]] = {"vllm": Vllm, "sglang": SglangServer}

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import msgspec
 
 from bench.external.clients import clients
@@ -45,17 +44,22 @@ async def measure_engine(
     engine: BenchedEngine, versions: Versions, *, budget: Budget, turns: int, report: Callable[[str], None]
 ) -> EngineResult:
     """Start the engine and change its weights in every way."""
-    report(f"{engine.name}: starting on {versions.name}")
-    await asyncio.to_thread(engine.start, versions.base)
+    rows, beside = list[RouteRow](), None
     try:
-        rows, beside = list[RouteRow](), None
         for route, backend in engine.backends().items():
-            report(f"{engine.name}: swaps {route}, up to {turns} there and back")
-            async with _coordinated(backend, versions) as coordinator:
-                rows += await _swaps(coordinator, _Named(engine, versions, route), versions, budget=budget, turns=turns)
-                if beside is None:
-                    report(f"{engine.name}: decoding alone and beside staging")
-                    beside = await _beside(engine, backend, versions, budget=budget, turns=turns)
+            # Each route begins with an engine that no other one has changed.
+            report(f"{engine.name}: started on {versions.name}; swaps {route}, up to {turns} there and back")
+            await asyncio.to_thread(_started_anew, engine, versions)
+            try:
+                async with _coordinated(backend, versions) as coordinator:
+                    named = _Named(engine, versions, route)
+                    rows += await _swaps(coordinator, named, versions, budget=budget, turns=turns)
+                    if route == IN_PROCESS:
+                        report(f"{engine.name}: decoding alone and beside staging")
+                        beside = await _beside(engine, backend, versions, budget=budget, turns=turns)
+            except RuntimeError as error:
+                report(f"{engine.name}: {route} is not measured with {versions.name}: {error}")
+        await asyncio.to_thread(_started_anew, engine, versions)
         door = await measure_door(engine, versions, budget=budget, turns=turns, report=report)
         report(f"{engine.name}: its own full load, then a restart")
         rows += await _full(engine, versions, budget=budget, turns=turns)
@@ -63,6 +67,11 @@ async def measure_engine(
         return EngineResult(routes=rows, beside=beside, door=door)
     finally:
         await asyncio.to_thread(engine.stop)
+
+
+def _started_anew(engine: BenchedEngine, versions: Versions) -> None:
+    engine.stop()
+    engine.start(versions.base)
 
 
 class _Named:
@@ -128,7 +137,7 @@ async def _swaps(
 async def _full(engine: BenchedEngine, versions: Versions, *, budget: Budget, turns: int) -> list[RouteRow]:
     """The engine's own load of a whole checkpoint, and the flush that must follow it."""
     closed: list[float] = []
-    control = engine.control(aiohttp.ClientSession())
+    control = engine.control()
     try:
         await control.facts(seconds=_CALL_SECONDS)
         for _ in budget.turns(most=turns, seconds=20.0):
