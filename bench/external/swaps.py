@@ -14,7 +14,7 @@ import msgspec
 from bench.external.clients import clients
 from bench.external.door import measure_door
 from bench.external.engines import BenchedEngine
-from bench.external.rows import ALL, FULL, RESTART, TENTH, BesideRow, DoorRow, RouteRow
+from bench.external.rows import ALL, FULL, IN_PROCESS, RESTART, TENTH, BesideRow, DoorRow, RouteRow
 from bench.external.versions import Versions
 from bench.front import coordinated, swapped
 from bench.seen import Record, median
