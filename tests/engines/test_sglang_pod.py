@@ -21,9 +21,9 @@ from tests.support.models import Pair
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-@pytest.fixture
-def pod(tmp_path: Path, pair: Pair) -> Iterator[Pod]:
-    made = Pod(tmp_path, pair, engine="sglang")
+@pytest.fixture(params=["in-process", pytest.param("plain", marks=pytest.mark.full)])
+def pod(tmp_path: Path, pair: Pair, request: pytest.FixtureRequest) -> Iterator[Pod]:
+    made = Pod(tmp_path, pair, engine="sglang", route=("--route", request.param))
     yield made
     made.clear()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -119,3 +120,17 @@ async def test_a_killed_sidecar_finds_what_is_live_and_proves_it(sidecar: Served
     async with aiohttp.ClientSession() as session:
         answer = await listen(session, sidecar.data_url, 1)
     assert (answer.version, answer.text) == ("1.1", versions.texts["1.1"][1])
+
+
+async def test_swaps_through_its_own_routes_lose_nothing_and_mix_nothing_either(
+    sidecar: Served, sglang: Sglang, versions: Versions, tmp_path: Path
+) -> None:
+    sidecar.stop()
+    command = ("proxy", "--backend", "sglang", "--route", "plain", "--upstream", sglang.url, "--version", "1.0")
+    roots = [path.parent for path in versions.folders.values()]
+    plain = Served(tmp_path, versions.folders["1.0"], command=command, roots=roots)
+    try:
+        await asyncio.to_thread(lambda: plain.start().wait_ready())  # it catches up from what the other one left
+        await nothing_is_lost_and_nothing_mixed(plain, versions, kind="sglang", method="disk")
+    finally:
+        await asyncio.to_thread(plain.stop)

@@ -11,18 +11,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from modelswap_engine.backends.external.backend import ExternalBackend
-from modelswap_engine.backends.external.control import EngineControl
-from modelswap_engine.backends.external.handshake import UntrustedError, read_boot
+from modelswap_engine.backends.external.handshake import read_boot
 from modelswap_engine.backends.external.materialise import Materialiser
 from modelswap_engine.backends.external.restart import RestartWish
-from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.external.start_point import StartPoint
-from modelswap_engine.backends.sglang.client import SglangClient
-from modelswap_engine.backends.sglang.control import SglangControl
-from modelswap_engine.backends.vllm.control import VllmControl
-from modelswap_engine.backends.vllm.plain import PlainVllm
 from modelswap_engine.cli import hosting
+from modelswap_engine.cli.engines import Driven, Place, driven
 from modelswap_engine.cli.hosting import HostSettings
 from modelswap_engine.cli.proxying import Engine, EngineRestart, Route
 from modelswap_engine.http.app import control_app, proxy_app
@@ -41,7 +35,6 @@ from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
 
 MIB: Final = 1 << 20
-_TOKEN_SECONDS: Final = 10.0
 _INSIDE: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -73,7 +66,7 @@ class _NotHere(MemoryProbe):
 class _Sidecar:
     """What the two ports have in common."""
 
-    backend: ExternalBackend | PlainVllm
+    backend: Driven
     coordinator: Coordinator
     flights: Flights
     metrics: Metrics
@@ -97,7 +90,16 @@ async def _serve(settings: ProxySettings) -> None:
         aiohttp.ClientSession() as session,
         Upstream(UpstreamSettings(url=url, silent_seconds=settings.silent_seconds)) as upstream,
     ):
-        sidecar = _sidecar(settings, control=_control(settings, url, session), starting=starting, model=model)
+        place = Place(
+            url=url,
+            session=session,
+            seconds=settings.engine_seconds,
+            folder=(settings.checkpoint_dir or settings.state_dir).resolve() / "plain",
+            runtime_dir=settings.runtime_dir,
+            starting=starting,
+            unverifiable=settings.allow_unverifiable,
+        )
+        sidecar = _sidecar(settings, place, model=model)
         control = control_app(
             coordinator=sidecar.coordinator,
             authenticator=authenticator,
@@ -122,9 +124,9 @@ async def _serve(settings: ProxySettings) -> None:
             )
 
 
-def _sidecar(settings: ProxySettings, *, control: EngineControl, starting: StartPoint | None, model: Path) -> _Sidecar:
+def _sidecar(settings: ProxySettings, place: Place, *, model: Path) -> _Sidecar:
     restart, flights, clock = RestartWish(), Flights(), SystemClock()
-    backend = _backend(settings, control=control, flights=flights, restart=restart, starting=starting)
+    backend = driven(settings.backend, settings.route, place, requests=flights, restart=restart)
     coordinator = Coordinator(
         backend=backend,
         sources=hosting.sources_of(settings, model=model),
@@ -141,45 +143,6 @@ def _sidecar(settings: ProxySettings, *, control: EngineControl, starting: Start
         metrics=Metrics(coordinator.state),
         engine=_engine_routes(settings, coordinator=coordinator, restart=restart),
     )
-
-
-def _backend(
-    settings: ProxySettings,
-    *,
-    control: EngineControl,
-    flights: Flights,
-    restart: RestartWish,
-    starting: StartPoint | None,
-) -> ExternalBackend | PlainVllm:
-    bounds = ExternalSettings(reach=settings.engine_seconds)
-    match settings.route:
-        case Route.IN_PROCESS:
-            if settings.allow_unverifiable:
-                raise BadRequest("--allow-unverifiable: in-process every tensor is proved", advice="leave it out")
-            return ExternalBackend(control, requests=flights, restart=restart, settings=bounds, starting=starting)
-        case Route.PLAIN:
-            if not isinstance(control, VllmControl):
-                raise BadRequest(
-                    f"--route plain: not there for {settings.backend}", advice="use the in-process route, which is"
-                )
-            return PlainVllm(
-                control,
-                folder=(settings.checkpoint_dir or settings.state_dir).resolve() / "plain",
-                requests=flights,
-                restart=restart,
-                settings=bounds,
-                starting=starting,
-                started_on=partial(_started_on, settings.runtime_dir),
-                unverifiable=settings.allow_unverifiable,
-            )
-
-
-def _started_on(runtime: Path | None) -> str:
-    try:
-        boot = read_boot(runtime) if runtime is not None else None
-    except UntrustedError:
-        boot = None
-    return boot.digest if boot is not None else ""
 
 
 def _loopback(upstream: str) -> str:
@@ -240,12 +203,3 @@ async def _ending_with(engine: EngineRoutes | None, stopping: asyncio.Event) -> 
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-
-
-def _control(settings: ProxySettings, url: str, session: aiohttp.ClientSession) -> EngineControl:
-    match settings.backend:
-        case Engine.VLLM:
-            return VllmControl(url, session)
-        case Engine.SGLANG:
-            started = None if settings.runtime_dir is None else partial(read_boot, settings.runtime_dir)
-            return SglangControl(SglangClient(url, started=started), token_seconds=_TOKEN_SECONDS)

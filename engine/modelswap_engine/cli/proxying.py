@@ -41,7 +41,11 @@ def proxy(
     upstream: Annotated[str, typer.Option(help="Where the engine listens, http://127.0.0.1:PORT.")],
     model: Annotated[Path, typer.Option(help="Folder of the checkpoint that the engine was started on.")],
     route: Annotated[
-        Route, typer.Option(help="Exchange weights by our half in its processes, or by its own HTTP routes alone.")
+        Route,
+        typer.Option(
+            help="in-process: modelswap's half in the engine's processes exchanges weights. "
+            "plain: the engine's own HTTP routes do, from files that are laid out for it."
+        ),
     ] = Route.IN_PROCESS,
     allow_unverifiable: Annotated[
         bool, typer.Option(help="With --route plain: serve versions of which the engine does not show every tensor.")

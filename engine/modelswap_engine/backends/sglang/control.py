@@ -17,6 +17,7 @@ from modelswap_engine.backends.external.control import EngineFacts
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.sglang.answers import Checked, Done, ServerInfo
 from modelswap_engine.backends.sglang.client import SglangClient
+from modelswap_engine.backends.sglang.pulse import Pulse
 from modelswap_engine.backends.sglang.words import ACTION, ANSWER
 from modelswap_engine.protocol.errors import BadRequest, DrainTimeout, ModelswapError, WorkerLost
 from modelswap_engine.protocol.policy import TrafficMode
@@ -38,13 +39,12 @@ class SglangControl:
 
     Args:
         client: the routes.
-        token_seconds: how long a token that it made shows that it can make more.
+        pulse: asks for tokens in the background; without it, to ask whether it lives is to wait for one.
     """
 
-    def __init__(self, client: SglangClient, *, token_seconds: float = 0.0) -> None:
+    def __init__(self, client: SglangClient, *, pulse: Pulse | None = None) -> None:
         self._client = client
-        self._token_seconds = token_seconds
-        self._token_until = float("-inf")
+        self._pulse = pulse
         self._boot_id = ""
         self._nonce = ""
         self._label: str | None = None
@@ -90,22 +90,20 @@ class SglangControl:
     def _note(self, boot_id: str) -> None:
         if boot_id != self._boot_id:
             self._boot_id, self._doubt, self._policy, self._agent = boot_id, "", None, None
-            self._token_until = float("-inf")
+            if self._pulse is not None:
+                self._pulse.reset()
 
     async def alive(self, *, seconds: float) -> bool:
-        """Say whether all its processes do their work: its schedulers answer, and by a token the others, too.
-
-        Such a token can be on its way while weights are exchanged; it is nobody's, and gone after a few milliseconds.
-        """
+        """Say whether all its processes do their work: by a token, or while it is paused by the schedulers' answer."""
         try:
+            if self._pulse is not None:
+                await self._client.model_info(seconds=seconds)
+                return self._pulse.beats(paused=self._policy is not None)
+            if self._policy is None:
+                return await self._client.generates(seconds=seconds)
             await self._client.server_info(seconds=seconds)
-            if self._policy is not None or time.monotonic() < self._token_until:
-                return True
-            if not await self._client.generates(seconds=seconds):
-                return False
         except ModelswapError:
             return False
-        self._token_until = time.monotonic() + self._token_seconds
         return True
 
     # Pause.
@@ -264,4 +262,6 @@ class SglangControl:
 
     async def close(self) -> None:
         """Give connections back."""
+        if self._pulse is not None:
+            await self._pulse.end()
         await self._client.close()

@@ -7,13 +7,15 @@ mixture, a restart is wanted, and nothing is asked of it again.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from modelswap_engine.backends.external.control import EngineFacts
+from modelswap_engine.backends.external.control import EngineFacts, Requests
+from modelswap_engine.backends.external.loading import Starting
 from modelswap_engine.backends.external.plain import report
 from modelswap_engine.backends.external.plain.book import Book
 from modelswap_engine.backends.external.plain.memory import SumMemory
@@ -21,6 +23,7 @@ from modelswap_engine.backends.external.plain.replying import Replying
 from modelswap_engine.backends.external.plain.staging import Staging
 from modelswap_engine.backends.external.plain.sums import Sums
 from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.external.views import NO_MIXTURE
 from modelswap_engine.backends.port import (
     Hashes,
     Layout,
@@ -61,16 +64,27 @@ class PlainSglang:
         folder: shared with the engine under the same path.
         wish: told when its container must be restarted.
         settings: bounds.
+        requests: those that clients have in it, where somebody carries them; else it is asked for their number.
+        starting: tells whoever starts it on what; None where nobody listens.
     """
 
     def __init__(
-        self, client: SglangClient, *, folder: Path, wish: RestartWish, settings: PlainSettings | None = None
+        self,
+        client: SglangClient,
+        *,
+        folder: Path,
+        wish: RestartWish,
+        settings: PlainSettings | None = None,
+        requests: Requests | None = None,
+        starting: Starting | None = None,
     ) -> None:
         self._settings = settings = settings or PlainSettings()
         self._client = client
         self._control = SglangControl(client)
         self._wish = wish
         self._folder = folder
+        self._requests = requests
+        self._starting = starting
         self._staging = Staging(folder, experimental=settings.experimental)
         self._exchange = Exchange(
             self._control,
@@ -111,7 +125,16 @@ class PlainSglang:
     # Life.
 
     async def start(self) -> None:
-        """Do nothing: somebody else starts the engine."""
+        """Have the engine wait, where somebody listens, until it is known on what it is started."""
+        await self._withdraw()
+
+    async def _withdraw(self) -> None:
+        if self._starting is not None:
+            await self._starting.withdraw()
+
+    def suspect(self) -> None:
+        """Somebody saw the engine fail: it is looked at now, and not at the next interval."""
+        self._watch.hurry()
 
     async def stop(self) -> None:
         """Let go of the engine, which goes on."""
@@ -129,8 +152,16 @@ class PlainSglang:
         self._facts, self._book.proven = None, ""
 
     async def load(self, order: Load) -> Sequence[Reply]:
-        """Wait for the engine, and have it hold a version: most often it was started on it."""
-        return await self._replies.answer(order.operation_id, lambda: self._load(order))
+        """Wait for the engine, and have it hold a version: most often it was started on it.
+
+        Requests in it are ended, for they run on weights that nobody vouches for.
+        """
+        with self._requests.barred() if self._requests is not None else contextlib.nullcontext():
+            if self._requests is not None:
+                self._requests.end()
+            if self._starting is not None:
+                await self._starting.offer(order)
+            return await self._replies.answer(order.operation_id, lambda: self._load(order))
 
     async def _load(self, order: Load) -> Reply:
         self._watch.boot_id = ""
@@ -167,12 +198,22 @@ class PlainSglang:
         return Capabilities(
             kind=ENGINE,
             version=f"SGLang {self._taken.server.version}" if self._taken is not None else "SGLang",
-            traffic_modes=[mode for mode in TrafficMode if mode.value not in REFUSED],
-            refused_modes=dict(REFUSED),
+            traffic_modes=[mode for mode in TrafficMode if mode.value not in self._denied],
+            refused_modes=dict(self._denied),
             rollback=True,
             commit_method="disk",
             max_loras=0,
         )
+
+    @property
+    def _denied(self) -> Mapping[str, str]:
+        """What it cannot do; beside that, whoever carries its answers could not say where a mixed one changes."""
+        return REFUSED if self._requests is None else {**REFUSED, TrafficMode.RECOMPUTE.value: NO_MIXTURE}
+
+    @property
+    def served_name(self) -> str:
+        """The engine's own name of the model, "" while it is not known; it answers to any."""
+        return self._taken.facts.served_model_names[0] if self._taken is not None else ""
 
     def layout(self) -> Layout:
         """Say how parameters are made of checkpoint tensors."""
@@ -193,8 +234,8 @@ class PlainSglang:
         return MemoryState()
 
     def running(self) -> int:
-        """Say how many requests the engine has, as of a moment ago."""
-        return self._count.now()
+        """Say how many requests the engine has, as of a moment ago where nobody here carries them."""
+        return self._count.now() if self._requests is None else self._requests.running()
 
     async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
         """Compare the checksums with the version that must be live; the engine bounds no rate."""
@@ -239,6 +280,7 @@ class PlainSglang:
             if overlap:
                 raise UnsupportedChange(REFUSED[TrafficMode.OVERLAP.value], advice="use another traffic mode")
             await self._same_start()
+            await self._withdraw()
             return self._replies.reply(operation_id, digest=self._book.prepare(operation_id).after.digest)
 
         return await self._replies.answer(operation_id, prepare)
@@ -256,6 +298,8 @@ class PlainSglang:
             await self._same_start()
             self._paused = True
             self._met = await self._control.requests(seconds=self._settings.call_seconds)
+            if policy is RequestPolicy.ABORT and self._requests is not None:
+                self._met = self._requests.end()  # so that clients hear why, and not half an answer
             await self._control.pause(policy, seconds=timeout)
             return self._replies.reply(operation_id, seconds=time.monotonic() - began)
 

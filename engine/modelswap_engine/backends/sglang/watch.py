@@ -41,6 +41,7 @@ class Watch:
         self._lost = lost
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
+        self._hurried = asyncio.Event()
         self.boot_id = ""
 
     def begin(self, boot_id: str) -> None:
@@ -48,6 +49,10 @@ class Watch:
         self.boot_id, self._failures = boot_id, 0
         if self._task is None:
             self._task = asyncio.create_task(self._run())
+
+    def hurry(self) -> None:
+        """Look now."""
+        self._hurried.set()
 
     async def end(self) -> None:
         """Watch no more."""
@@ -59,7 +64,10 @@ class Watch:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._every)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await self._hurried.wait()
+            self._hurried.clear()
             if self.boot_id and not self._busy():
                 await self._look()
 

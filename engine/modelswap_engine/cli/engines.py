@@ -1,0 +1,116 @@
+"""The engines that ``modelswap proxy`` stands before, and what drives each of them by which route."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import aiohttp
+
+from modelswap_engine.backends.external.backend import ExternalBackend
+from modelswap_engine.backends.external.control import EngineControl, Requests
+from modelswap_engine.backends.external.handshake import UntrustedError, read_boot
+from modelswap_engine.backends.external.loading import Starting
+from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.external.settings import ExternalSettings
+from modelswap_engine.backends.port import Backend
+from modelswap_engine.backends.sglang.client import SglangClient
+from modelswap_engine.backends.sglang.control import SglangControl
+from modelswap_engine.backends.sglang.plain import PlainSglang
+from modelswap_engine.backends.sglang.pulse import Pulse
+from modelswap_engine.backends.sglang.settings import PlainSettings
+from modelswap_engine.backends.vllm.control import VllmControl
+from modelswap_engine.backends.vllm.plain import PlainVllm
+from modelswap_engine.cli.proxying import Engine, Route
+from modelswap_engine.protocol.errors import BadRequest
+
+
+class Driven(Backend, Protocol):
+    """A backend whose requests are carried by the proxy."""
+
+    @property
+    def served_name(self) -> str:
+        """The engine's own name of the base model, "" while it is not known."""
+
+    def suspect(self) -> None:
+        """Somebody saw the engine fail: it is looked at now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an engine is, and what the sidecar shares with its container.
+
+    Attributes:
+        url: of the engine.
+        session: for its control side alone.
+        seconds: how long it may take to answer for the first time.
+        folder: for files that it loads; it sees them under the same path.
+        runtime_dir: where its launcher says what it started; None without one.
+        starting: tells the launcher what to start on; None without one.
+        unverifiable: serve versions of which it does not show every tensor.
+    """
+
+    url: str
+    session: aiohttp.ClientSession
+    seconds: float
+    folder: Path
+    runtime_dir: Path | None
+    starting: Starting | None
+    unverifiable: bool
+
+
+def driven(engine: Engine, route: Route, place: Place, *, requests: Requests, restart: RestartWish) -> Driven:
+    """Return what drives an engine.
+
+    Raises:
+        BadRequest: the options contradict each other.
+    """
+    bounds = ExternalSettings(reach=place.seconds)
+    if place.unverifiable and (engine, route) != (Engine.VLLM, Route.PLAIN):
+        raise BadRequest("--allow-unverifiable: every tensor is proved by this route", advice="leave it out")
+    if route is Route.IN_PROCESS:
+        control = _control(engine, place)
+        return ExternalBackend(control, requests=requests, restart=restart, settings=bounds, starting=place.starting)
+    match engine:
+        case Engine.VLLM:
+            return PlainVllm(
+                VllmControl(place.url, place.session),
+                folder=place.folder,
+                requests=requests,
+                restart=restart,
+                settings=bounds,
+                starting=place.starting,
+                started_on=partial(_started_on, place.runtime_dir),
+                unverifiable=place.unverifiable,
+            )
+        case Engine.SGLANG:
+            return PlainSglang(
+                _sglang(place),
+                folder=place.folder,
+                wish=restart,
+                requests=requests,
+                starting=place.starting,
+                settings=PlainSettings(start_seconds=place.seconds),
+            )
+
+
+def _control(engine: Engine, place: Place) -> EngineControl:
+    match engine:
+        case Engine.VLLM:
+            return VllmControl(place.url, place.session)
+        case Engine.SGLANG:
+            client = _sglang(place)
+            return SglangControl(client, pulse=Pulse(client))
+
+
+def _sglang(place: Place) -> SglangClient:
+    started = None if place.runtime_dir is None else partial(read_boot, place.runtime_dir)
+    return SglangClient(place.url, started=started)
+
+
+def _started_on(runtime: Path | None) -> str:
+    try:
+        boot = read_boot(runtime) if runtime is not None else None
+    except UntrustedError:
+        boot = None
+    return boot.digest if boot is not None else ""
