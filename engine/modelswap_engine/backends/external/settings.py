@@ -8,7 +8,8 @@ class ExternalSettings:
     """Bounds, in seconds.
 
     Attributes:
-        call: one short call, to the engine or to our half in it.
+        call: one short call, to the engine or to our half in it; it is heard between two steps, and one step of a large
+            model with a long prompt can take a minute on a processor.
         load: proving or loading a whole version; ``stage`` staging one; ``hash`` hashing all live tensors.
         reach: how long a load waits for an engine that does not answer yet.
         watch: how often the engine is asked whether it lives, and ``answer`` how long it may take to say so.
@@ -17,7 +18,7 @@ class ExternalSettings:
         misses: how often in a row it may fail to say so before it counts as lost.
     """
 
-    call: float = 30.0
+    call: float = 120.0
     load: float = 1800.0
     stage: float = 1800.0
     hash: float = 1500.0
