@@ -19,6 +19,7 @@ OURS: Final = MappingProxyType(
         "embedded": "tests.conformance.embedded:make",
         "vllm": "tests.conformance.vllm:make",
         "vllm-plain": "tests.conformance.vllm_plain:make",
+        "sglang": "tests.conformance.sglang:make",
         "sglang-plain": "tests.conformance.sglang_plain:make",
     }
 )

@@ -16,6 +16,7 @@ LANES: Final = {
     "embedded": [pytest.mark.model],
     "vllm": [pytest.mark.engine],
     "vllm-plain": [pytest.mark.engine, pytest.mark.full],  # it is started anew for many of them
+    "sglang": [pytest.mark.engine],
     "sglang-plain": [pytest.mark.engine],
 }
 
