@@ -9,6 +9,7 @@ import pytest
 
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
+from modelswap_engine.http.proxy.dialects import SGLANG
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.models import LOWER, Pair, tiny_llama
@@ -97,6 +98,26 @@ async def test_its_own_route_is_let_through_and_says_which_version_answers(sidec
             assert set((await answer.json())["text"]) <= set(LOWER)
         async with session.post(f"{sidecar.data_url}/generate", json={**body, "session_params": {"id": "s"}}) as answer:
             assert answer.status == 400
+
+
+@pytest.mark.usefixtures("on_one")
+async def test_each_route_that_is_let_through_is_one_of_the_engines(sidecar: Served) -> None:
+    said = [{"role": "user", "content": "hello"}]
+    bodies: dict[str, dict[str, object]] = {
+        "/v1/completions": {"model": "tiny", "prompt": ["hello", "world"], "max_tokens": 4, "extra_key": ["a", "b"]},
+        "/v1/chat/completions": {"model": "tiny", "messages": said, "max_tokens": 4, "extra_key": "a"},
+        "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 4}},
+        "/v1/messages": {"model": "tiny", "messages": said, "max_tokens": 4},
+        "/v1/messages/count_tokens": {"model": "tiny", "messages": said},
+        "/v1/tokenize": {"model": "tiny", "prompt": "hello"},
+        "/v1/detokenize": {"model": "tiny", "tokens": [100, 101]},
+    }
+    assert set(bodies) == {route.path for route in SGLANG.routes}
+    async with aiohttp.ClientSession() as session:
+        for path, body in bodies.items():
+            async with session.post(sidecar.data_url + path, json=body) as answer:
+                assert answer.status == 200, (path, await answer.text())
+                assert answer.headers["x-modelswap-version"] == "1.0"
 
 
 async def test_admin_routes_of_the_engine_do_not_exist_from_outside(sidecar: Served) -> None:
