@@ -20,11 +20,12 @@ USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["modelswap"]
 
-FROM engine AS sidecar
+FROM ${BASE} AS sidecar-packages
 COPY site /opt/modelswap/site
-USER 0:0
 RUN python3 -m compileall -q /opt/modelswap/site
-USER 65532:65532
+
+FROM engine AS sidecar
+COPY --from=sidecar-packages /opt/modelswap/site /opt/modelswap/site
 LABEL org.opencontainers.image.title="modelswap sidecar"
 
 FROM engine AS engine-full

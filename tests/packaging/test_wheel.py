@@ -1,5 +1,7 @@
 """The built wheel works in an empty environment, without torch and without a web framework."""
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,3 +44,27 @@ def test_help_and_manifest_build_need_no_torch(empty_environment: Path, tmp_path
     assert (checkpoint / "modelswap.manifest.json").is_file()
     found = "import importlib.util as u; print([n for n in ('torch', 'aiohttp', 'kopf') if u.find_spec(n)])"
     assert run(empty_environment / "python", "-c", found, cwd=tmp_path).strip() == "[]"
+
+
+_IMPORTED = """
+import sys, importlib.metadata as metadata
+before = set(sys.modules)
+import modelswap_engine.cli.proxy
+owners = metadata.packages_distributions()
+print(*{owner for name in {m.partition(".")[0] for m in set(sys.modules) - before} for owner in owners.get(name, [])})
+"""
+
+
+def test_the_sidecar_imports_nothing_that_its_image_lacks(tmp_path: Path) -> None:
+    locked = {
+        line.partition("==")[0]
+        for line in (ROOT / "requirements/sidecar.txt").read_text().splitlines()
+        if "==" in line and not line.startswith((" ", "#"))
+    }
+    command = [sys.executable, "-c", _IMPORTED]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "engine")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    imported = {re.sub(r"[-_.]+", "-", name).lower() for name in done.stdout.split()}
+    assert {"aiohttp", "msgspec"} <= imported
+    assert imported - locked - {"modelswap"} == set()
+    assert not {"torch", "transformers", "tokenizers", "safetensors"} & locked

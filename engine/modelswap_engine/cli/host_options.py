@@ -90,9 +90,11 @@ def settled(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def needs(command: str, error: ModuleNotFoundError) -> BadRequest:
+def needs(command: str, error: ModuleNotFoundError, *, extra: str = "engine") -> BadRequest:
     """Return what is said where the packages of a command are not installed."""
-    return BadRequest(f"`modelswap {command}` needs the package {error.name}", advice="pip install 'modelswap[engine]'")
+    return BadRequest(
+        f"`modelswap {command}` needs the package {error.name}", advice=f"pip install 'modelswap[{extra}]'"
+    )
 
 
 def _check_auth(options: Mapping[str, Any]) -> None:

@@ -95,5 +95,5 @@ def proxy(
     try:
         from modelswap_engine.cli.proxy import ProxySettings, run_proxy
     except ModuleNotFoundError as error:
-        raise host_options.needs("proxy", error) from None
+        raise host_options.needs("proxy", error, extra="sidecar") from None
     run_proxy(ProxySettings(**options))
