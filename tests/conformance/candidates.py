@@ -20,7 +20,7 @@ OURS: Final = MappingProxyType(
         "vllm": "tests.conformance.vllm:make",
         "vllm-plain": "tests.conformance.vllm_plain:make",
         "sglang": "tests.conformance.sglang:make",
-        "sglang-plain": "tests.conformance.sglang_plain:make",
+        "sglang-plain": "tests.conformance.sglang:make_plain",
     }
 )
 """The backends of this repository, by the names that ``--backend`` takes."""

@@ -15,10 +15,12 @@ from tests.conformance.case import Case
 LANES: Final = {
     "embedded": [pytest.mark.model],
     "vllm": [pytest.mark.engine],
-    "vllm-plain": [pytest.mark.engine, pytest.mark.full],  # it is started anew for many of them
     "sglang": [pytest.mark.engine],
-    "sglang-plain": [pytest.mark.engine],
+    # One is started anew for many of them, and the other has tests of its own like these.
+    "vllm-plain": [pytest.mark.engine, pytest.mark.full],
+    "sglang-plain": [pytest.mark.engine, pytest.mark.full],
 }
+STARTED_ANEW: Final = "a_killed_engine_is_lost_until_a_load_brings_it_back"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,14 +39,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("offered", params, indirect=True, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have a promise that a backend declares not to keep be one that it is seen not to keep."""
+    """Have a promise that a backend declares not to keep be one that it is seen not to keep.
+
+    Of the backends that look after an engine of their own in the same way, one is killed in each run, the others in
+    long ones.
+    """
     for item in items:
         call = getattr(item, "callspec", None)
         if call is None or "offered" not in call.params:
             continue
         promise = item.originalname.removeprefix("test_")  # type: ignore[attr-defined]
         reason = candidate(call.params["offered"]).exceptions.get(promise)
+        if promise == STARTED_ANEW and call.params["offered"] == "sglang":
+            item.add_marker(pytest.mark.full)
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=(AssertionError, ModelswapError)))
 

@@ -1,8 +1,8 @@
-"""The real SGLang with our half in its scheduler, and the sidecar's backend over it."""
+"""The real SGLang: with our half in its schedulers, and over its HTTP routes with nothing of ours in it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from modelswap_engine.backends.external.backend import ExternalBackend
@@ -10,32 +10,27 @@ from modelswap_engine.backends.external.materialise import Materialiser
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.external.start_point import StartPoint
+from modelswap_engine.backends.port import Backend
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
+from modelswap_engine.backends.sglang.plain import PlainSglang
 from modelswap_engine.backends.sglang.pulse import Pulse
+from modelswap_engine.backends.sglang.settings import PlainSettings
 from tests.conformance.candidates import Candidate, Versions
 from tests.conformance.direct import Nobody
-from tests.support.sglang import EXACT, Client, Sglang, with_our_half
+from tests.support.sglang import EXACT, SMALL, Client, Sglang, with_our_half
 
-BOUNDS = ExternalSettings(watch=0.2, answer=5.0, misses=2, reach=120.0)
+BOUNDS = ExternalSettings(watch=0.2, answer=5.0, misses=2, reach=600.0)
+PLAIN_BOUNDS = PlainSettings(start_seconds=600, call_seconds=30, update_seconds=60, hash_seconds=60, watch_seconds=0.2)
 
 
 class Started:
     """The engine on one port, whichever start of it, and the backend over it."""
 
-    def __init__(self, versions: Versions, folder: Path) -> None:
-        self._versions = versions
-        self._server = Sglang(folder, options=EXACT, variables=with_our_half(folder / "beside"))
-        self._client = Client(self._server.url)
-        routes = SglangClient(self._server.url)
-        (folder / "run").mkdir()
-        self.backend = ExternalBackend(
-            SglangControl(routes, pulse=Pulse(routes)),
-            requests=Nobody(),
-            restart=RestartWish(),
-            settings=BOUNDS,
-            starting=StartPoint(Materialiser(folder / "checkpoints"), runtime=folder / "run"),
-        )
+    def __init__(self, versions: Versions, server: Sglang, backend: Backend) -> None:
+        self._versions, self._server = versions, server
+        self._client = Client(server.url)
+        self.backend = backend
 
     async def revive(self) -> None:
         await asyncio.to_thread(lambda: self._server.start(self._versions.old).wait_ready())
@@ -50,21 +45,58 @@ class Started:
         await asyncio.to_thread(self._server.kill)
 
     async def close(self) -> None:
+        await self.backend.stop()
         await self._client.close()
         await self.kill()
 
 
-@asynccontextmanager
-async def begin(versions: Versions, folder: Path) -> AsyncIterator[Started]:
-    started = Started(versions, folder)
-    try:
-        await started.revive()
-        await started.backend.start()
-        yield started
-        await started.backend.stop()
-    finally:
-        await started.close()
+def inside(folder: Path) -> tuple[Sglang, Backend]:
+    (folder / "run").mkdir()
+    server = Sglang(folder, options=EXACT, variables=with_our_half(folder / "beside"))
+    routes = SglangClient(server.url)
+    backend = ExternalBackend(
+        SglangControl(routes, pulse=Pulse(routes)),
+        requests=Nobody(),
+        restart=RestartWish(),
+        settings=BOUNDS,
+        starting=StartPoint(Materialiser(folder / "checkpoints"), runtime=folder / "run"),
+    )
+    return server, backend
+
+
+def plain(folder: Path) -> tuple[Sglang, Backend]:
+    (folder / "shared").mkdir()
+    server = Sglang(folder, options=SMALL)
+    backend = PlainSglang(SglangClient(server.url), folder=folder / "shared", wish=RestartWish(), settings=PLAIN_BOUNDS)
+    return server, backend
+
+
+def begins(
+    assemble: Callable[[Path], tuple[Sglang, Backend]],
+) -> Callable[[Versions, Path], AbstractAsyncContextManager[Started]]:
+    """Have engine and backend started as they are assembled."""
+
+    @asynccontextmanager
+    async def begin(versions: Versions, folder: Path) -> AsyncIterator[Started]:
+        started = Started(versions, *assemble(folder))
+        try:
+            await started.revive()
+            await started.backend.start()
+            yield started
+        finally:
+            await started.close()
+
+    return begin
 
 
 def make() -> Candidate:
-    return Candidate(begin=begin)
+    return Candidate(begin=begins(inside))
+
+
+def make_plain() -> Candidate:
+    return Candidate(
+        begin=begins(plain),
+        exceptions={"memory_counts_what_is_staged_until_it_is_released": "what is staged lies on a disk"},
+        dtype="bfloat16",
+        hidden=64,
+    )

@@ -13,12 +13,19 @@ from msgspec.structs import replace
 
 from modelswap_engine.backends.port import RequestPolicy, Stage
 from modelswap_engine.protocol.policy import TrafficMode
+from tests.conformance.candidates import Candidate
 from tests.conformance.case import NOBODY, PROMPTS, SECONDS, Case, digest_of, letters
 from tests.support.orders import hashes_of, ranges
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 LONG_ANSWER = 300
+
+
+async def test_exceptions_are_of_promises(offered: Candidate) -> None:
+    promises = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert offered.exceptions.keys() <= promises
+    assert all(offered.exceptions.values())
 
 
 # Loading.

@@ -21,7 +21,7 @@ from tests.support import engines
 from tests.support.engine_ranks import Client
 from tests.support.free_ports import free_port
 
-BOUNDS = ExternalSettings(watch=0.2, answer=5.0, misses=2, reach=120.0)
+BOUNDS = ExternalSettings(watch=0.2, answer=5.0, misses=2, reach=600.0)
 ONE_PROCESS = ("--distributed-executor-backend", "uni")
 
 

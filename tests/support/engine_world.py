@@ -40,6 +40,7 @@ class World:
         folder: Path,
         pair: Pair,
         *,
+        engine: str = "vllm",
         options: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
         route: Sequence[str] = (),
@@ -50,7 +51,16 @@ class World:
             Tap(f"http://127.0.0.1:{port}") as tap,
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
         ):
-            pod = Pod(folder, pair, options=options, port=port, upstream=tap.url, variables=variables, route=route)
+            pod = Pod(
+                folder,
+                pair,
+                engine=engine,
+                options=options,
+                port=port,
+                upstream=tap.url,
+                variables=variables,
+                route=route,
+            )
             try:
                 await asyncio.to_thread(pod.start)
                 async with Kubelet(pod).watching() as kubelet:

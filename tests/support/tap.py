@@ -15,9 +15,11 @@ import aiohttp
 from aiohttp import web
 
 from modelswap_engine.backends.inprocess import wire
+from modelswap_engine.backends.sglang.words import ACTION
+from modelswap_engine.backends.vllm.control import METHOD
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
-RANKS = "/collective_rpc"
+RANKS = ("/collective_rpc", "/weights_checker")
 
 
 class Tap:
@@ -107,9 +109,12 @@ class Tap:
 
 
 def _name(path: str, body: bytes) -> str:
-    if path != RANKS:
+    if path not in RANKS:
         return path
     asked = json.loads(body)
-    if asked.get("method") != "modelswap":
-        return str(asked.get("method"))
-    return type(wire.decode_call(asked["args"][0]).call).__name__.removesuffix("Call").lower()
+    done = str(asked.get("method", asked.get("action")))
+    text = asked["args"][0] if done == METHOD else done.removeprefix(ACTION) if done.startswith(ACTION) else ""
+    if not text:
+        return done
+    step = type(wire.decode_call(text).call).__name__.removesuffix("Call").lower()
+    return "stage" if step == "stageretained" else step  # which of the two it is depends on what was live before

@@ -185,6 +185,7 @@ def _engine_routes(settings: ProxySettings, *, coordinator: Coordinator, restart
         boot=partial(read_boot, settings.runtime_dir),
         drain=lambda: coordinator.drain(settings.drain_seconds),
         clock=SystemClock(),
+        start_seconds=settings.engine_seconds,
     )
 
 

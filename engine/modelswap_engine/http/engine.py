@@ -77,6 +77,7 @@ class EngineRoutes:
         boot: reads the engine's present start, None while it does not run; may block.
         drain: leaves the endpoints, and returns when no request is left or the time is up.
         clock: time.
+        start_seconds: how long a start of the engine may take to come up.
     """
 
     def __init__(
@@ -86,11 +87,14 @@ class EngineRoutes:
         boot: Callable[[], Boot | None],
         drain: Callable[[], Coroutine[None, None, None]],
         clock: Clock,
+        start_seconds: float,
     ) -> None:
         self._case, self._boot, self._drain, self._clock = case, boot, drain, clock
         self._draining: asyncio.Task[None] | None = None
         self._running = ""
         self._condemned: tuple[str, str] | None = None
+        self._coming = ("", 0.0)
+        self._start_seconds = start_seconds
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route table."""
@@ -106,13 +110,20 @@ class EngineRoutes:
 
     def _must_end(self, case: EngineCase, now: str) -> bool:
         """Say whether the start that runs is the one that must end: the one that ran when that came to be wanted."""
+        overdue = self._overdue(now)
         if not case.must_go:
             self._running, self._condemned = now, None
         elif self._condemned is None:
             self._condemned = (case.start, self._running or now)
-        elif self._condemned[0] != case.start:
+        elif self._condemned[0] != case.start or overdue:
             self._condemned = (case.start, now)
         return self._condemned is not None and self._condemned[1] == now
+
+    def _overdue(self, now: str) -> bool:
+        """Say whether this start was there for so long that it had to come up, if something was still wanted of it."""
+        if self._coming[0] != now:
+            self._coming = (now, self._clock.monotonic())
+        return bool(now) and self._clock.monotonic() - self._coming[1] > self._start_seconds
 
     async def drain(self, request: web.Request) -> web.Response:
         """Wait until the engine may end; a caller that goes away ends nothing."""

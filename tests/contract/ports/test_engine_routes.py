@@ -23,17 +23,27 @@ from modelswap_engine.swap.clock import SystemClock
 from tests.support.cache import REPOSITORY
 from tests.support.ports import Ports
 
+START_SECONDS = 900.0
+
 
 def boot(number: int) -> Boot:
     return Boot(boot_id=f"boot-{number}", admin_key=f"key-{number}", engine="vllm", port=8100, digest="sha256:abc")
 
 
 class Ticks(SystemClock):
-    """A clock whose one sleeper is awaited, and woken by hand."""
+    """A clock whose one sleeper is awaited, and woken by hand.
+
+    Attributes:
+        ahead: seconds by which it goes before the system's.
+    """
 
     def __init__(self) -> None:
+        self.ahead = 0.0
         self.asleep = asyncio.Event()
         self._wake = asyncio.Event()
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
 
     async def sleep(self, seconds: float) -> None:
         self.asleep.set()
@@ -99,6 +109,7 @@ async def opened(ports: Ports, folder: Path) -> AsyncIterator[Pod]:
         boot=lambda: handshake.read_boot(runtime),
         drain=drain,
         clock=clock,
+        start_seconds=START_SECONDS,
     )
     app = control_app(
         coordinator=ports.coordinator,
@@ -140,6 +151,18 @@ async def test_a_start_that_takes_its_time_is_not_killed_for_what_the_one_before
     assert (answer.status, await answer.text()) == (200, "started again, not up yet: a collective call failed\n")
     pod.wanted, pod.start = "it holds other weights", "two"  # the next one is not right either
     assert (await pod.client.get(LIVEZ)).status == 503
+
+
+async def test_a_start_that_never_comes_up_is_killed_in_its_turn(pod: Pod) -> None:
+    await pod.starts(1)
+    assert (await pod.client.get(LIVEZ)).status == 200
+    pod.wanted = "a collective call failed"
+    await pod.starts(2)
+    assert (await pod.client.get(LIVEZ)).status == 200
+    pod.clock.ahead = START_SECONDS + 1
+    assert (await pod.client.get(LIVEZ)).status == 503
+    await pod.starts(3)
+    assert (await pod.client.get(LIVEZ)).status == 200
 
 
 async def test_a_start_that_followed_one_that_died_by_itself_is_not_killed(pod: Pod) -> None:

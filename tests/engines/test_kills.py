@@ -17,9 +17,15 @@ from tests.support.models import Pair
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with World.running(tmp_path_factory.mktemp("kills"), pair, options=ONE_PROCESS) as world:
+OPTIONS = {"vllm": ONE_PROCESS, "sglang": ()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["vllm", long("sglang")])
+async def shared(
+    request: pytest.FixtureRequest, pair: Pair, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    folder, engine = tmp_path_factory.mktemp("kills"), request.param
+    async with World.running(folder, pair, engine=engine, options=OPTIONS[engine]) as world:
         yield world
 
 

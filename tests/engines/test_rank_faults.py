@@ -75,7 +75,7 @@ async def test_one_rank_that_fails_takes_the_others_back(
     await world.serves("1.1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, long(signal.SIGSTOP)])
+@pytest.mark.parametrize("number", [long(signal.SIGKILL), long(signal.SIGSTOP)])
 async def test_one_rank_that_is_gone_or_stopped_costs_a_start_of_the_engine(
     world: World, number: signal.Signals
 ) -> None:
