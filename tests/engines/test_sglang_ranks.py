@@ -1,15 +1,20 @@
 """The real SGLang with its model split over two processes, behind `modelswap proxy`: both ranks change, or none."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
+from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.states import SwapState
+from tests.support.engine_ranks import SECONDS
 from tests.support.models import Pair
 from tests.support.proxied import ASKED, Versions, listen, swap
 from tests.support.serve import Served
@@ -113,3 +118,19 @@ async def test_both_ranks_change_or_none(sidecar: Served, versions: Versions, fa
     assert len({rank.pid for rank in state.ranks}) == 2
     checked = await asyncio.to_thread(sidecar.command, "check")
     assert checked.code == 0, checked.out
+
+
+async def test_after_a_rank_that_stopped_no_rank_is_asked_again(two: Sglang, sidecar: Served) -> None:
+    """The last one here: the ranks of this server do not agree any more on what they were asked."""
+    control = SglangControl(SglangClient(two.url))
+    await control.facts(seconds=SECONDS)
+    hello = wire.encode_call(1, wire.HelloCall())
+    assert len(await control.call_all(hello, seconds=SECONDS)) == 2
+    second = (await asyncio.to_thread(sidecar.state)).ranks[1].pid
+    os.kill(second, signal.SIGSTOP)
+    with pytest.raises(WorkerLost, match="did not answer"):
+        await control.call_all(hello, seconds=2)
+    os.kill(second, signal.SIGCONT)
+    with pytest.raises(WorkerLost, match="not asked again"):
+        await control.call_all(hello, seconds=SECONDS)
+    await control.close()
