@@ -72,9 +72,7 @@ async def committed(engine: Ranked, update: str, directory: Path) -> SwapStatus:
     return status
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=() if layout == "split" else pytest.mark.full) for layout in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
 async def test_a_trainer_changes_one_expert_after_another(
     engines: dict[str, Ranked], steps: Steps, layout: str, tmp_path: Path
 ) -> None:
