@@ -30,7 +30,11 @@ from tests.support.stack import Pod, build_images
 BUILD = REPOSITORY / "build"
 EXAMPLES = REPOSITORY / "examples"
 QUESTION = "What is the capital of France? Answer in one sentence."
-_PODS = {EMBEDDED: "engine pods", "vllm": "pods of vLLM's own server behind a sidecar"}
+_PODS = {
+    EMBEDDED: "engine pods",
+    "vllm": "pods of vLLM's own server behind a sidecar",
+    "sglang": "pods of SGLang's own server behind a sidecar",
+}
 _REPLICAS = 2
 _SERVED_BETWEEN = 10
 

@@ -34,7 +34,12 @@ for name in filter(str.isdigit, os.listdir('/proc')):
 _STARTED_ON = "import json; print(json.load(open('/run/modelswap/engine.json'))['digest'])"
 
 
-@pytest.fixture(scope="module", params=engine_values.KINDS)
+either = pytest.mark.parametrize("pods", ["vllm", "sglang"], indirect=True)
+# What is the launcher's and the sidecar's is the same for both; a start of an engine takes half a minute.
+first_of_all = pytest.mark.parametrize("pods", ["vllm", pytest.param("sglang", marks=pytest.mark.full)], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def pods(request: pytest.FixtureRequest, cluster: Cluster, models: Path) -> Iterator[Slot]:
     """Two pods of a real engine, serving 1.0 of an object that says so."""
     build_images(cluster, *engine_values.IMAGES)
@@ -65,6 +70,7 @@ async def decided(slot: Slot, version: str, model: str) -> None:
     await asyncio.to_thread(slot.wait_ready, generation)
 
 
+@either
 async def test_versions_change_under_load(pods: Slot) -> None:
     before = pods.pods()
     async with load_on(pods) as load:
@@ -100,6 +106,7 @@ def resident_bytes(slot: Slot, pod: Pod) -> int:
     return int(done.stdout) * 1024
 
 
+@first_of_all
 async def test_an_engine_that_dies_comes_back_on_the_assigned_version(pods: Slot) -> None:
     await decided(pods, "1.1", NEW)
     name, pod = next(iter(pods.pods().items()))
@@ -117,6 +124,7 @@ async def test_an_engine_that_dies_comes_back_on_the_assigned_version(pods: Slot
     assert pods.pods()[name].restarts == pod.restarts + 1, "it was started once, and the sidecar not at all"
 
 
+@first_of_all
 async def test_a_pod_that_is_deleted_answers_to_the_end(pods: Slot) -> None:
     await decided(pods, "1.1", NEW)
     async with load_on(pods) as load:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from tests.support.cluster.config import ENGINES_IN_NODE
 from tests.support.engines import environment
 
-KINDS: Final = ("vllm",)
 IMAGES: Final = ("sidecar", "upstream")
 
 # One thread, no compiler, nothing asked of the network.
