@@ -311,7 +311,7 @@ class PlainSglang:
         async def commit() -> Reply:
             staged = self._book.prepared(operation_id)
             self._require_pause()
-            self._book.target, self._book.proven = staged.after, ""
+            self._book.committed(staged)
             began = time.perf_counter()
             self._said_well = await self._exchange.apply(staged.there, staged.after, boot_id=self._boot_id)
             took = (time.perf_counter() - began) * 1e6
@@ -350,11 +350,11 @@ class PlainSglang:
 
         async def rollback() -> Reply:
             self._require_pause()
-            staged = self._book.of(operation_id)
-            if self._book.target is not staged.before:
+            staged = self._book.undoable(operation_id)
+            if staged is not None:
                 self._book.proven = ""
                 await self._exchange.apply(staged.back, staged.before, boot_id=self._boot_id)
-                self._book.target = staged.before
+                self._book.undone(staged)
             return self._replies.reply(operation_id)
 
         return await self._replies.answer(operation_id, rollback)

@@ -313,7 +313,7 @@ class PlainVllm:
         async def commit() -> Reply:
             staged = self._book.prepared(operation_id)
             self._require_pause(operation_id)
-            self._book.target, self._book.proven = staged.after, ""
+            self._book.committed(staged)
             began = time.perf_counter()
             try:
                 await self._control.set_version(_UNPROVED, seconds=self._settings.call)
@@ -362,9 +362,8 @@ class PlainVllm:
         """Nothing to do before a commit; after one, the version before comes back with another start of the engine."""
 
         async def rollback() -> Reply:
-            staged = self._book.of(operation_id)
             self._require_pause(operation_id)
-            if self._book.target is staged.after:
+            if self._book.undoable(operation_id) is not None:
                 raise self._distrust(f"operation {operation_id} is taken back, and vLLM keeps no weights from before")
             return self._replies.reply(operation_id)
 

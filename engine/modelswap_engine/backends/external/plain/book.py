@@ -12,7 +12,7 @@ from modelswap_engine.backends.external.plain.live import Held, Retained, Staged
 from modelswap_engine.backends.external.plain.staging import Staging
 from modelswap_engine.backends.external.plain.sums import Sums
 from modelswap_engine.backends.port import Stage, StageRetained
-from modelswap_engine.protocol.errors import Internal, NotFound
+from modelswap_engine.protocol.errors import Busy, Internal, NotFound
 
 
 class Book:
@@ -37,6 +37,7 @@ class Book:
         self.staged: Staged | None = None
         self.retained: Retained | None = None
         self._prepared = ""
+        self._committed = ""
 
     def clear(self) -> None:
         """Nothing is known."""
@@ -85,6 +86,28 @@ class Book:
         if self._prepared != operation_id:
             raise NotFound(f"operation {operation_id} is not prepared", advice="prepare it again")
         return staged
+
+    def committed(self, staged: Staged) -> None:
+        """Note that an exchange is made, or may be, and is not proved."""
+        self.target, self.proven, self._committed = staged.after, "", staged.operation_id
+
+    def undoable(self, operation_id: str) -> Staged | None:
+        """Return what an operation has exchanged, None when it has exchanged nothing.
+
+        Raises:
+            Busy: it did, and what undid that was given up.
+        """
+        if self._committed != operation_id:
+            return None
+        if self.staged is None or self.staged.operation_id != operation_id:
+            raise Busy(
+                f"the commit of operation {operation_id} can no longer be undone", advice="load the wanted version"
+            )
+        return self.staged
+
+    def undone(self, staged: Staged) -> None:
+        """Note that an exchange was taken back; that is not proved."""
+        self.target, self.proven, self._committed = staged.before, "", ""
 
     async def stage(self, order: Stage | StageRetained, found: Found, *, recalled: Mapping[int, Sums]) -> Staged:
         """Write the folders of an exchange.
