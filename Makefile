@@ -14,7 +14,7 @@ help: ## list the targets
 env: ## make .venv from the hashed lock file
 	@hack/env.sh
 
-demo: env ## the main job on a real cluster: weights change under load, no pod restarts (ENGINE=vllm: in vLLM's own server)
+demo: env ## the main job on a real cluster: weights change under load, no pod restarts (ENGINE=vllm|sglang: in their own servers)
 	@$(PY) -m demo.cluster_demo --engine $(or $(ENGINE),embedded)
 
 demo-down: env ## remove the demo's cluster

@@ -66,6 +66,14 @@ def test_the_engine_image_runs_on_mounted_packages(docker_host: str) -> None:
     assert "serve" in _docker(docker_host, "run", *_SANDBOX, site, image, "--help")
 
 
+def test_the_sidecar_image_needs_no_mount_and_has_no_torch(docker_host: str) -> None:
+    run_script("images/build.sh", "sidecar")
+    image = "modelswap/sidecar:dev"
+    _assert_without_rights(docker_host, image)
+    code = "import importlib.util, modelswap_engine.cli.proxy; print(importlib.util.find_spec('torch'))"
+    assert _docker(docker_host, "run", *_SANDBOX, "--entrypoint=python3", image, "-c", code).strip() == "None"
+
+
 @pytest.mark.full
 def test_the_complete_engine_image_needs_no_mount(docker_host: str) -> None:
     run_script("images/build.sh", "engine-full")
