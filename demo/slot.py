@@ -26,7 +26,7 @@ from tests.support.stack import OPERATOR_NAMESPACE, Control, Pod, kubectl_progra
 EMBEDDED: Final = "embedded"
 NAME: Final = "smollm2"
 NAMESPACE: Final = "default"
-_ROLLED_OUT: Final = "--timeout=300s"
+_ROLLED_OUT: Final = "--timeout=600s"
 _SETTLE_SECONDS: Final = 600.0
 _LAST_LINE_SECONDS: Final = 5.0
 
