@@ -5,21 +5,16 @@ adapters, of an adapter and the base, of an old and a new content, of a base and
 """
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from demo.answers import Answer
-from demo.asking import Question, ask_once
-from demo.load import Load
 from modelswap_engine.protocol.adapters import AdapterRegistry
-from tests.support.clients import makers, two_makers
+from tests.support.adapter_traffic import command, letters, load, load_on, say, states
+from tests.support.clients import makers
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
@@ -46,55 +41,6 @@ def process(tmp_path_factory: pytest.TempPathFactory, pair: Path, spoken: Path) 
     served = Served(tmp_path_factory.mktemp("served"), pair / "v1", options=options, roots=[pair])
     yield served.start().wait_ready()
     served.stop()
-
-
-def several(answer: Answer) -> bool:
-    """Say whether more than one adapter shows in an answer."""
-    return len(set(answer.text)) > 1 or two_makers(answer)
-
-
-@asynccontextmanager
-async def load_on(served: Served, *names: str) -> AsyncIterator[dict[str, Load]]:
-    """Keep asking the base and adapters, all at the same time."""
-    loads = {
-        name: Load(
-            served.data_url, model=name, streams=2, max_tokens=32, ignore_eos=True,
-            mixed=two_makers if name == "tiny" else several,
-        )
-        for name in ("tiny", *names)
-    }  # fmt: skip
-    async with loads["tiny"]:
-        running = [await loads[name].__aenter__() for name in names]
-        try:
-            yield loads
-        finally:
-            for load in running:
-                await load.__aexit__(None, None, None)
-    for name, load in loads.items():
-        assert load.summary().clean, (name, load.summary().lines())
-
-
-def letters(load: Load) -> set[str]:
-    return set().union(*(set(answer.text) for answer in load.answers))
-
-
-async def command(served: Served, *arguments: str, code: int = 0) -> Any:
-    done = await asyncio.to_thread(served.command, *arguments, "-o", "json")
-    assert done.code == code, done.out + done.err
-    return json.loads(done.out) if done.out.startswith("{") else done.err
-
-
-async def load(served: Served, name: str, folder: Path, *more: str) -> dict[str, Any]:
-    found: dict[str, Any] = await command(served, "adapter", "load", name, "--source", str(folder), *more)
-    return found
-
-
-async def say(served: Served, name: str, *, tokens: int = 24, begun: asyncio.Event | None = None) -> Answer:
-    return await ask_once(served.data_url, Question(model=name, max_tokens=tokens, ignore_eos=True), begun=begun)
-
-
-def states(served: Served) -> dict[str, str]:
-    return {status.name: status.state for status in served.control.get("/adapters", AdapterRegistry).adapters}
 
 
 async def test_loading_replacing_evicting_and_unloading_under_load(served: Served, spoken: Path) -> None:

@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.vllm.architectures import TRIED
@@ -19,7 +18,7 @@ from modelswap_engine.backends.vllm.control import VllmControl
 from tests.support import engines
 from tests.support.engine_ranks import PROMPTS, SECONDS, Client, Ranks, codes, good, reload
 from tests.support.lora import random_adapter
-from tests.support.models import tiny_llama, tiny_qwen2, tiny_qwen3
+from tests.support.models import greedy, tiny_llama, tiny_qwen2, tiny_qwen3
 from tests.support.orders import digest_of
 
 pytestmark = pytest.mark.engine
@@ -97,23 +96,13 @@ async def a_reload_is_believed_only_as_far_as_it_went(
 def expected(folder: Path, adapter: Path, with_adapter: bool) -> list[list[int]]:
     """Return what a version says by itself, and with an adapter merged into it."""
     if not with_adapter:
-        return generated(folder)
+        return greedy(folder, PROMPTS, tokens=TOKENS)
     random_adapter(folder, adapter, seed=3, r=8, target_modules=["q_proj", "o_proj"])
     first = adapter.with_name("adapter-old") / "adapter_model.safetensors"
     mine = load_file(adapter / "adapter_model.safetensors")
     assert all(torch.equal(tensor, mine[name]) for name, tensor in load_file(first).items())  # one adapter, two bases
-    return generated(folder) + generated(adapter.with_name(f"{adapter.name}-merged"))
-
-
-def generated(folder: Path) -> list[list[int]]:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    found = []
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        whole = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
-        found.append(whole[0, ids.shape[1] :].tolist())
-    return found
+    merged = adapter.with_name(f"{adapter.name}-merged")
+    return greedy(folder, PROMPTS, tokens=TOKENS) + greedy(merged, PROMPTS, tokens=TOKENS)
 
 
 async def load_adapter(session: aiohttp.ClientSession, url: str, folder: Path) -> None:

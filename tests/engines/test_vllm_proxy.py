@@ -9,11 +9,13 @@ import aiohttp
 import pytest
 
 from modelswap_engine.backends.vllm.control import VllmControl
+from modelswap_engine.protocol.messages import CheckRequest, CheckResult
 from modelswap_engine.protocol.states import SwapState
 from tests.support import models
 from tests.support.engines import EngineServer
 from tests.support.models import Pair
-from tests.support.proxied import ASKED, Versions, listen, nothing_is_lost_and_nothing_mixed, swap
+from tests.support.orders import hashes_of
+from tests.support.proxied import ASKED, Versions, listen, load, more, nothing_is_lost_and_nothing_mixed, swap
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.engine
@@ -144,3 +146,20 @@ async def test_a_killed_sidecar_finds_what_is_live_and_proves_it(sidecar: Served
     async with aiohttp.ClientSession() as session:
         answer = await listen(session, sidecar.data_url, 1)
     assert (answer.version, answer.text) == ("1.1", versions.texts["1.1"][1])
+
+
+@pytest.mark.usefixtures("on_one")
+async def test_a_check_that_holds_the_engine_still_proves_every_tensor_under_load(
+    sidecar: Served, versions: Versions
+) -> None:
+    wanted = hashes_of(versions.folders["1.0"])
+    async with load(sidecar.data_url) as heard:
+        await more(heard, 3)
+        found = await asyncio.to_thread(sidecar.control.post, "/check", CheckRequest(), CheckResult)
+        assert found.ok
+        assert "model.layers.0.mlp.down_proj.weight" in found.unverifiable
+        assert found.tensors.items() <= wanted.items()
+        found = await asyncio.to_thread(sidecar.control.post, "/check", CheckRequest(still=True), CheckResult)
+        assert (found.ok, found.unverifiable, found.tensors) == (True, [], wanted)
+        await more(heard, 3)
+    assert [answer for answer in heard if answer.text != versions.texts["1.0"][answer.prompt]] == []

@@ -66,6 +66,7 @@ class FakeBackend:
         steps: every call so far.
         violations: calls that the port's order forbids; tests look at it at the end.
         lossy: tensors that are held in another form, and known by that.
+        hidden: tensors that can only be seen while no request runs.
         requests: what ``running`` answers.
         limit: bytes that the engine may use, -1 for no limit.
         instance: bytes that a second instance takes beside the tensors.
@@ -94,6 +95,7 @@ class FakeBackend:
         self.instance = 0
         self.policies: list[RequestPolicy] = []
         self.rates: list[int] = []
+        self.hidden: set[str] = set()
         self.trials: list[PromptTrial] = []
         self.lossy: set[str] = set()
         self.outside = Outside()
@@ -326,11 +328,15 @@ class FakeBackend:
 
         return await self._step("release", operation_id, act)
 
-    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0, still: bool = False) -> Hashes:
         self._law(not self.paused, "hashes")
         self.rates.append(bytes_per_second)
         await self._step("hashes", "", lambda: None)
+        self._law(not (still and self.requests), "hashes of an engine that is not still")
+        blind = set[str]() if still else self.hidden
         found = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
+        unseen = sorted(blind & found.keys())
+        found = {name: value for name, value in found.items() if name not in blind}
         lossy = sorted(self.lossy & found.keys())
         disagreed = {
             name: {rank: sha256(self.astray.get(rank, self.live).get(name, self.live[name])) for rank in self._numbers}
@@ -342,7 +348,7 @@ class FakeBackend:
             disagreed=disagreed,
             bytes=_size(self.live),
             seconds=0.1,
-            unverifiable=tuple(lossy),
+            unverifiable=(*lossy, *unseen),
             runtime=tuple(
                 RuntimeHash(
                     name=f"made of {name}", sources=(name,), expected=sha256(self.wanted[name]), actual=found[name]

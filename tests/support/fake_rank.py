@@ -44,6 +44,7 @@ class FakeRank:
         self.called_off: list[str] = []
         self.memory = MemoryState()
         self.facts = wire.Facts(rank=rank, ranks=ranks, pid=100 + rank, architecture="Tiny", commit_method="pointer")
+        self.packed: set[str] = set()
         self.boot_id = f"process-{next(_boots)}"
         self._read = read
         self._staged: tuple[str, str, dict[str, bytes]] | None = None
@@ -93,7 +94,7 @@ class FakeRank:
             case wire.VerifyCall():
                 return self._begin(call.work, lambda: self._reply(call.operation_id))
             case wire.HashesCall():
-                return self._begin(call.work, lambda: self._hashes(call.pattern))
+                return self._begin(call.work, lambda: self._hashes(call.pattern, still=call.still))
             case _:
                 return self._swap(call)
 
@@ -160,9 +161,11 @@ class FakeRank:
         size = sum(map(len, found.values()))
         return self._reply(order.operation_id, digest=order.digest, size=size)
 
-    def _hashes(self, pattern: str) -> wire.Answer:
-        found = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
-        return replace(self._reply(), hashes=Hashes(tensors=found, bytes=1, seconds=0.1))
+    def _hashes(self, pattern: str, *, still: bool) -> wire.Answer:
+        named = {name: sha256(data) for name, data in self.live.items() if fnmatch.fnmatchcase(name, pattern)}
+        blind = set[str]() if still else self.packed & named.keys()
+        found = {name: value for name, value in named.items() if name not in blind}
+        return replace(self._reply(), hashes=Hashes(tensors=found, bytes=1, seconds=0.1, unverifiable=tuple(blind)))
 
     def _reply(
         self,

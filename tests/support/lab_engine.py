@@ -156,6 +156,9 @@ class LabHost:
     def ways(self) -> Ways:
         return Ways(method=self.method)
 
+    def adapter_modules(self) -> tuple[str, ...]:
+        return tuple(name for name, module in self.model.named_modules() if isinstance(module, Wrapped))
+
     def live(self) -> Mapping[str, torch.nn.Module]:
         return {name.replace(".base_layer", ""): module for name, module in self.model.named_modules()}
 

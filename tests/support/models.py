@@ -11,6 +11,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -18,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -380,3 +383,15 @@ def tensor_names(directory: Path) -> list[str]:
             length = struct.unpack("<Q", handle.read(8))[0]
             names += [name for name in json.loads(handle.read(length)) if name != "__metadata__"]
     return sorted(names)
+
+
+def greedy(folder: Path, prompts: Iterable[str], *, tokens: int) -> list[list[int]]:
+    """Return what transformers makes of a checkpoint, in float32 and past any end of text."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    found = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        whole = model.generate(ids, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+        found.append(whole[0, ids.shape[1] :].tolist())
+    return found

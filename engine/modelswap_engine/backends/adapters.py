@@ -20,11 +20,21 @@ class AdapterTarget(Record, frozen=True, kw_only=True):
     outputs: int
 
 
+class AdapterOptions(Record, frozen=True, kw_only=True):
+    """How the options are called with which the engine is started, for people: ``slots`` has it serve adapters."""
+
+    slots: str = "--lora-slots"
+    rank: str = "--lora-max-rank"
+    held: str = ""
+
+
 class AdapterLayout(Record, frozen=True, kw_only=True):
     """What adapters can be on the loaded base.
 
     Attributes:
         slots: adapters that one batch can use; 0 means none, ``reason`` says why.
+        held: adapters that the engine can hold at once, each of which can be used at any time: it finds places in its
+            batches by itself. 0 where only bytes bound them, and slots are filled and cleared by calls.
         max_rank: of a module.
         element_bytes: size of one value in runtime layout.
         targets: the modules.
@@ -32,11 +42,13 @@ class AdapterLayout(Record, frozen=True, kw_only=True):
     """
 
     slots: int = 0
+    held: int = 0
     max_rank: int = 0
     element_bytes: int = 4
     targets: tuple[AdapterTarget, ...] = ()
     refused: dict[str, str] = {}  # noqa: RUF012 - msgspec gives each record an empty default of its own
     reason: str = ""
+    options: AdapterOptions = AdapterOptions()
 
 
 class AdapterModule(Record, frozen=True, kw_only=True):

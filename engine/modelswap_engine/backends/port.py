@@ -324,10 +324,11 @@ class Backend(Protocol):
         Also legal while ``stage`` of the operation has not answered and nobody waits for it any more: ends it.
         """
 
-    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0, still: bool = False) -> Hashes:
         """Re-hash live tensors whose checkpoint names match a glob, while requests run.
 
-        With an upper bound of the rate it gives way to decoding, too.
+        With an upper bound of the rate it gives way to decoding, too. ``still`` is the caller's promise that no request
+        comes until it has answered; what can only be seen while the engine computes nothing is seen then.
         """
 
     def running(self) -> int:

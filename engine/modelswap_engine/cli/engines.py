@@ -7,6 +7,9 @@ from typing import Protocol
 
 import aiohttp
 
+from modelswap_engine.backends.adapters import AdapterHost, AdapterOptions
+from modelswap_engine.backends.external.adapter_folders import AdapterFolders
+from modelswap_engine.backends.external.adapters import AdapterControl, ExternalAdapters, NoAdapters
 from modelswap_engine.backends.external.backend import ExternalBackend
 from modelswap_engine.backends.external.control import EngineControl, Requests
 from modelswap_engine.backends.external.handshake import UntrustedError, read_boot
@@ -14,11 +17,13 @@ from modelswap_engine.backends.external.loading import Starting
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.port import Backend
+from modelswap_engine.backends.sglang.adapters import SglangAdapters
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
 from modelswap_engine.backends.sglang.plain import PlainSglang
 from modelswap_engine.backends.sglang.pulse import Pulse
 from modelswap_engine.backends.sglang.settings import PlainSettings
+from modelswap_engine.backends.vllm.adapters import VllmAdapters
 from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.backends.vllm.plain import PlainVllm
 from modelswap_engine.cli.proxying import Engine, Route
@@ -45,6 +50,7 @@ class Place:
         session: for its control side alone.
         seconds: how long it may take to answer for the first time.
         folder: for files that it loads; it sees them under the same path.
+        adapter_dir: for its adapters, the same way; what is below may take ``adapter_bytes`` in all, 0 for no limit.
         runtime_dir: where its launcher says what it started; None without one.
         starting: tells the launcher what to start on; None without one.
         unverifiable: serve versions of which it does not show every tensor.
@@ -54,23 +60,39 @@ class Place:
     session: aiohttp.ClientSession
     seconds: float
     folder: Path
+    adapter_dir: Path
+    adapter_bytes: int
     runtime_dir: Path | None
     starting: Starting | None
     unverifiable: bool
 
 
-def driven(engine: Engine, route: Route, place: Place, *, requests: Requests, restart: RestartWish) -> Driven:
-    """Return what drives an engine.
+def driven(
+    engine: Engine, route: Route, place: Place, *, requests: Requests, restart: RestartWish
+) -> tuple[Driven, AdapterHost]:
+    """Return what drives an engine, and its adapters.
 
     Raises:
         BadRequest: the options contradict each other.
     """
-    bounds = ExternalSettings(reach=place.seconds)
     if place.unverifiable and (engine, route) != (Engine.VLLM, Route.PLAIN):
         raise BadRequest("--allow-unverifiable: every tensor is proved by this route", advice="leave it out")
-    if route is Route.IN_PROCESS:
-        control = _control(engine, place)
-        return ExternalBackend(control, requests=requests, restart=restart, settings=bounds, starting=place.starting)
+    bounds = ExternalSettings(reach=place.seconds)
+    if route is Route.PLAIN:
+        why = "it is driven by its plain routes, with nothing of modelswap in it"
+        refused = NoAdapters(why, options=AdapterOptions(slots="--route in-process"))
+        return _plain(engine, place, bounds, requests=requests, restart=restart), refused
+    control, routes = _controls(engine, place)
+    adapters = ExternalAdapters(routes, AdapterFolders(place.adapter_dir, limit_bytes=place.adapter_bytes))
+    backend = ExternalBackend(
+        control, requests=requests, restart=restart, settings=bounds, starting=place.starting, adapters=adapters
+    )
+    return backend, adapters
+
+
+def _plain(
+    engine: Engine, place: Place, bounds: ExternalSettings, *, requests: Requests, restart: RestartWish
+) -> Driven:
     match engine:
         case Engine.VLLM:
             return PlainVllm(
@@ -94,13 +116,14 @@ def driven(engine: Engine, route: Route, place: Place, *, requests: Requests, re
             )
 
 
-def _control(engine: Engine, place: Place) -> EngineControl:
+def _controls(engine: Engine, place: Place) -> tuple[EngineControl, AdapterControl]:
     match engine:
         case Engine.VLLM:
-            return VllmControl(place.url, place.session)
+            control = VllmControl(place.url, place.session)
+            return control, VllmAdapters(control)
         case Engine.SGLANG:
             client = _sglang(place)
-            return SglangControl(client, pulse=Pulse(client))
+            return SglangControl(client, pulse=Pulse(client)), SglangAdapters(client)
 
 
 def _sglang(place: Place) -> SglangClient:

@@ -45,6 +45,7 @@ from modelswap_engine.protocol.messages import (
     VersionRef,
 )
 from modelswap_engine.protocol.policy import (
+    LONGEST_DRAIN_SECONDS,
     Checks,
     Loading,
     LoadingMode,
@@ -196,6 +197,12 @@ def cancel(
 
 def check(
     pattern: Annotated[str, typer.Argument(help="Names of tensors to check (glob).")] = "*",
+    still: Annotated[
+        bool, typer.Option(help="Hold new requests meanwhile: some engines show all of their weights only then.")
+    ] = False,
+    timeout_seconds: Annotated[
+        float, typer.Option(min=0, max=LONGEST_DRAIN_SECONDS, help="With --still: how long to wait for those inside.")
+    ] = 60.0,
     action: Annotated[
         CheckAction, typer.Option(help="Snapshot and Compare need an engine with --debug-checks.")
     ] = CheckAction.VERIFY,
@@ -206,7 +213,8 @@ def check(
     """Re-hash the live tensors against the live version's manifest, or a snapshot; exit code 1 when they differ."""
     from modelswap_engine.cli import render
 
-    found = _client(url, token_file).post("/check", CheckRequest(pattern=pattern, action=action), CheckResult)
+    request = CheckRequest(pattern=pattern, action=action, still=still, timeout_seconds=timeout_seconds)
+    found = _client(url, token_file).post("/check", request, CheckResult)
     _show(found, output, render.check)
     if not found.ok:
         raise typer.Exit(1)

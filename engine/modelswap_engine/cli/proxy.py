@@ -28,6 +28,8 @@ from modelswap_engine.http.proxy.port import ProxySettings as PortSettings
 from modelswap_engine.http.proxy.upstream import Upstream, UpstreamSettings
 from modelswap_engine.http.spool import Spool
 from modelswap_engine.limits import Memory, MemoryProbe
+from modelswap_engine.lora.desk import AdapterDesk
+from modelswap_engine.lora.settings import LoraSettings
 from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
@@ -52,6 +54,8 @@ class ProxySettings(HostSettings):
     checkpoint_dir: Path | None
     checkpoint_bytes: int
     runtime_dir: Path | None
+    adapter_dir: Path | None
+    lora_host_mib: int
     engine_restart: EngineRestart
 
 
@@ -68,6 +72,7 @@ class _Sidecar:
 
     backend: Driven
     coordinator: Coordinator
+    adapters: AdapterDesk
     flights: Flights
     metrics: Metrics
     engine: EngineRoutes | None
@@ -90,11 +95,14 @@ async def _serve(settings: ProxySettings) -> None:
         aiohttp.ClientSession() as session,
         Upstream(UpstreamSettings(url=url, silent_seconds=settings.silent_seconds)) as upstream,
     ):
+        adapter_dir = settings.adapter_dir or settings.checkpoint_dir or settings.state_dir
         place = Place(
             url=url,
             session=session,
             seconds=settings.engine_seconds,
             folder=(settings.checkpoint_dir or settings.state_dir).resolve() / "plain",
+            adapter_dir=adapter_dir.resolve(),
+            adapter_bytes=settings.checkpoint_bytes if adapter_dir == settings.checkpoint_dir else 0,
             runtime_dir=settings.runtime_dir,
             starting=starting,
             unverifiable=settings.allow_unverifiable,
@@ -105,6 +113,7 @@ async def _serve(settings: ProxySettings) -> None:
             authenticator=authenticator,
             metrics=sidecar.metrics,
             spool=Spool(settings.state_dir.resolve() / "bodies"),
+            adapters=sidecar.adapters,
             engine=sidecar.engine,
         )
         served_name = settings.served_model_name or model.name
@@ -117,6 +126,7 @@ async def _serve(settings: ProxySettings) -> None:
             settings=PortSettings(served_model_name=served_name, max_body_bytes=settings.max_body_mib * MIB),
             base=lambda: sidecar.backend.served_name or served_name,
             on_lost=sidecar.backend.suspect,
+            adapters=sidecar.adapters,
         )
         async with _ending_with(sidecar.engine, stopping):
             await hosting.serve_ports(
@@ -126,19 +136,26 @@ async def _serve(settings: ProxySettings) -> None:
 
 def _sidecar(settings: ProxySettings, place: Place, *, model: Path) -> _Sidecar:
     restart, flights, clock = RestartWish(), Flights(), SystemClock()
-    backend = driven(settings.backend, settings.route, place, requests=flights, restart=restart)
+    backend, host = driven(settings.backend, settings.route, place, requests=flights, restart=restart)
+    served_name, sources = settings.served_model_name or model.name, hosting.sources_of(settings, model=model)
+    lora = LoraSettings(
+        host_bytes=settings.lora_host_mib * MIB, served_model_name=served_name, pod_uid=settings.pod_uid
+    )
+    desk = AdapterDesk(host=host, opener=sources, clock=clock, settings=lora)
     coordinator = Coordinator(
         backend=backend,
-        sources=hosting.sources_of(settings, model=model),
+        sources=sources,
         journal=Journal.open(settings.state_dir.resolve() / "journal"),
         gate=Gate(clock=clock, max_queue=settings.max_queue),
         clock=clock,
-        settings=hosting.swap_settings(settings, served_name=settings.served_model_name or model.name),
+        settings=hosting.swap_settings(settings, served_name=served_name),
+        companion=desk,
         memory=_NotHere(),
     )
     return _Sidecar(
         backend=backend,
         coordinator=coordinator,
+        adapters=desk,
         flights=flights,
         metrics=Metrics(coordinator.state),
         engine=_engine_routes(settings, coordinator=coordinator, restart=restart),

@@ -70,6 +70,14 @@ def proxy(
     runtime_dir: Annotated[
         Path | None, typer.Option(help="Memory volume that is shared with the engine's launcher.")
     ] = None,
+    adapter_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where LoRA adapters are laid out for the engine, which must see it under the same path. "
+            "Default: in --checkpoint-dir, else in the state directory."
+        ),
+    ] = None,
+    lora_host_mib: Annotated[int, typer.Option(min=1, help="What all adapters may take in the engine, in MiB.")] = 1024,
     engine_restart: Annotated[
         EngineRestart, typer.Option(help="Whether the engine's container may be restarted when only that helps.")
     ] = EngineRestart.ALLOWED,

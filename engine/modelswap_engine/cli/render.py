@@ -190,7 +190,7 @@ def outcome(status: SwapStatus) -> RenderableType:
 
 def check(found: CheckResult) -> RenderableType:
     """Show the result of a check."""
-    verdict = "ok" if found.ok else "MISMATCH"
+    verdict = "MISMATCH" if not found.ok else "ok as far as it could be seen" if found.unverifiable else "ok"
     amount = f"{found.checked} tensors, {size(found.bytes)} in {seconds(found.seconds)}"
     head = f"{verdict}: {amount}, version {found.digest[:19]}"
     lines: list[RenderableType] = [Text(head, style="" if found.ok else "red")]
@@ -199,6 +199,10 @@ def check(found: CheckResult) -> RenderableType:
         for item in found.mismatched
     ]
     lines += [Text(f"not read by the engine: {', '.join(found.unread)}")] if found.unread else []
+    if found.unverifiable:
+        lines.append(
+            Text(f"cannot be seen while requests run, not checked (--still): {len(found.unverifiable)} tensors")
+        )
     return Group(*lines)
 
 

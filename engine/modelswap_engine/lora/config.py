@@ -111,10 +111,13 @@ class AdapterConfig:
         """Return the rank of a module; the first pattern that names it decides."""
         return next((rank for name, rank in self.rank_pattern if _names(name, module)), self.rank)
 
+    def alpha_of(self, module: str) -> float:
+        """Return what a module's update is scaled by, before its rank comes in."""
+        return next((alpha for name, alpha in self.alpha_pattern if _names(name, module)), self.alpha)
+
     def scaling_of(self, module: str) -> float:
         """Return the factor of a module's update."""
-        alpha = next((alpha for name, alpha in self.alpha_pattern if _names(name, module)), self.alpha)
-        rank = self.rank_of(module)
+        alpha, rank = self.alpha_of(module), self.rank_of(module)
         return alpha / math.sqrt(rank) if self.rslora else alpha / rank
 
     def canonical(self) -> list[object]:

@@ -77,6 +77,9 @@ class AdapterDesk:
             await self.settle()  # it cannot be taken back any more
         elif self._together is not None:
             self._together.revert()
+        layout = self._layout_or_none()
+        if layout is not None:
+            self._registry.limits = self._settings.limits_in(layout)
         restoring = Restoring(self._registry, self._shelf, read=self._read)
         await restoring.run(digest, list(self._registrations.values()))
         self._registrations.base.touch()
@@ -194,7 +197,8 @@ class AdapterDesk:
 
     def view(self) -> AdapterRegistry:
         """Return the one view of all of it."""
-        limits, registry, layout = self._settings.limits, self._registry, self._layout_or_none()
+        registry, layout = self._registry, self._layout_or_none()
+        limits = registry.limits
         return AdapterRegistry(
             slots=limits.slots,
             slots_used=registry.slots_used,

@@ -18,12 +18,16 @@ class Limits:
         slot_bytes: bytes that adapters in slots may have together; 0 for no limit beside the slots.
         host_bytes: bytes that all adapters may have together.
         max_pinned: adapters that may be pinned to their slots.
+        held: adapters that there may be at all, those that drain too; 0 where only bytes bound them.
+        held_option: how the engine's option for that is called.
     """
 
     slots: int
     slot_bytes: int
     host_bytes: int
     max_pinned: int
+    held: int = 0
+    held_option: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,8 @@ def fit(name: str, config: AdapterConfig, tensors: Mapping[str, TensorEntry], la
     """
     if not layout.slots:
         raise AdapterLimit(
-            f"adapter {name}: this engine serves no adapters: {layout.reason}", advice="start it with --lora-slots"
+            f"adapter {name}: this engine serves no adapters: {layout.reason}",
+            advice=f"start it with {layout.options.slots}",
         )
     targets = {target.name: target for target in layout.targets}
     sides: dict[str, dict[str, TensorEntry]] = {}
@@ -76,9 +77,7 @@ def fit(name: str, config: AdapterConfig, tensors: Mapping[str, TensorEntry], la
         sides.setdefault(module, {})[side] = entry
     if not sides:
         refuse("the adapter has no tensors", file=WEIGHTS_FILE)
-    pairs = tuple(
-        _pair(config, targets[module], found, max_rank=layout.max_rank) for module, found in sorted(sides.items())
-    )
+    pairs = tuple(_pair(config, targets[module], found, layout=layout) for module, found in sorted(sides.items()))
     values = sum(pair.rank * (pair.target.inputs + pair.target.outputs) for pair in pairs)
     return Fit(pairs=pairs, rank=max(pair.rank for pair in pairs), nbytes=values * layout.element_bytes)
 
@@ -124,7 +123,9 @@ def _refuse_module(name: str, module: str, layout: AdapterLayout) -> NoReturn:
     )
 
 
-def _pair(config: AdapterConfig, target: AdapterTarget, found: Mapping[str, TensorEntry], *, max_rank: int) -> Pair:
+def _pair(
+    config: AdapterConfig, target: AdapterTarget, found: Mapping[str, TensorEntry], *, layout: AdapterLayout
+) -> Pair:
     for side in "AB":
         if side not in found:
             refuse(f"module {target.name} has no lora_{side}", file=WEIGHTS_FILE)
@@ -144,10 +145,10 @@ def _pair(config: AdapterConfig, target: AdapterTarget, found: Mapping[str, Tens
                 advice="the adapter is for a base of another size, or its config says another rank",
                 details={"tensor": entry.name, "expected": str(list(shape)), "actual": str(list(entry.shape))},
             )
-    if rank > max_rank:
+    if rank > layout.max_rank:
         raise AdapterLimit(
-            f"{WEIGHTS_FILE}: module {target.name} has rank {rank}, at most {max_rank} is served",
-            advice="start the engine with a higher --lora-max-rank",
-            details={"rank": str(rank), "maxRank": str(max_rank)},
+            f"{WEIGHTS_FILE}: module {target.name} has rank {rank}, at most {layout.max_rank} is served",
+            advice=f"start the engine with a higher {layout.options.rank}",
+            details={"rank": str(rank), "maxRank": str(layout.max_rank)},
         )
     return Pair(target=target, rank=rank, scaling=config.scaling_of(target.name), a=a, b=b)

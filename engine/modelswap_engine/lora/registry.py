@@ -60,7 +60,7 @@ class Registry:
         """Make room for a content that no name leads to yet, and claim it; one that is known stays what it is.
 
         Raises:
-            AdapterLimit: it cannot be served however empty the engine is, or too many are pinned.
+            AdapterLimit: it cannot be served however empty the engine is, or too many are pinned, or held.
             InsufficientMemory: the other adapters leave no room for its bytes.
             InvalidCheckpoint: another content has the same identity.
         """
@@ -76,6 +76,7 @@ class Registry:
                 self._check_bytes(content, held=self.host_bytes - known.content.nbytes)
             entry = known
         else:
+            self._check_number(content)
             self._check_bytes(content, held=self.host_bytes)
             entry = self._entries[content.id] = Entry(content, used=next(self._uses), at=self._now())
         entry.claims += 1
@@ -103,6 +104,17 @@ class Registry:
                 f"adapter {content.name}: {len(names)} adapters are pinned, at most {self.limits.max_pinned} may be",
                 advice="load it without pinning, unpin another one, or start the engine with more slots",
                 details={"pinned": ",".join(sorted(names))},
+            )
+
+    def _check_number(self, content: Content) -> None:
+        most = self.limits.held
+        if most and len(self._entries) >= most:
+            raise AdapterLimit(
+                f"adapter {content.name}: the engine holds {len(self._entries)} adapters, those that drain "
+                f"too, and can hold {most}",
+                advice=f"unload an adapter, or start the engine with a higher {self.limits.held_option}; new content "
+                "under a name needs room beside the old one",
+                details={"held": ",".join(sorted(self._entries))},
             )
 
     def _check_bytes(self, content: Content, *, held: int) -> None:

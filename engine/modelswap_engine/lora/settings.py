@@ -1,7 +1,8 @@
 """What an operator of an engine can set about adapters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from modelswap_engine.backends.adapters import AdapterLayout
 from modelswap_engine.lora.entries import Limits
 
 MIB = 1 << 20
@@ -12,7 +13,7 @@ class LoraSettings:
     """Bounds of the adapters of one engine process.
 
     Attributes:
-        slots: adapters that one batch can use; 0 means that none are served.
+        slots: adapters that one batch can use; 0 means that none are served, or that the engine knows how many.
         host_bytes: bytes that all adapters may have together in the engine's memory.
         slot_bytes: bytes that the adapters in slots may have together; 0 for no limit beside the slots.
         max_pinned: adapters that may be pinned; None leaves one slot for the others.
@@ -36,7 +37,16 @@ class LoraSettings:
     @property
     def limits(self) -> Limits:
         """What the registry may hold."""
-        pinned = max(0, self.slots - 1) if self.max_pinned is None else self.max_pinned
+        return self._limits(self.slots)
+
+    def limits_in(self, layout: AdapterLayout) -> Limits:
+        """What the registry may hold in an engine; each adapter that it holds has its slot where it says so."""
+        if not layout.held:
+            return self.limits
+        return replace(self._limits(layout.held), held=layout.held, held_option=layout.options.held)
+
+    def _limits(self, slots: int) -> Limits:
+        pinned = max(0, slots - 1) if self.max_pinned is None else self.max_pinned
         return Limits(
-            slots=self.slots, slot_bytes=self.slot_bytes, host_bytes=self.host_bytes, max_pinned=min(pinned, self.slots)
+            slots=slots, slot_bytes=self.slot_bytes, host_bytes=self.host_bytes, max_pinned=min(pinned, slots)
         )

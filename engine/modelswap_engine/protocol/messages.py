@@ -11,7 +11,7 @@ import msgspec
 
 from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.policy import Checks, Loading, LoadingMode, Traffic
+from modelswap_engine.protocol.policy import LONGEST_DRAIN_SECONDS, Checks, Loading, LoadingMode, Traffic
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.wire import LONGEST_ID, Message
 
@@ -159,10 +159,16 @@ class CheckAction(StrEnum):
 
 
 class CheckRequest(Message, frozen=True, kw_only=True):
-    """``POST /check``: re-hash live tensors whose names match the glob ``pattern``."""
+    """``POST /check``: re-hash live tensors whose names match the glob ``pattern``.
+
+    Some engines keep weights in a form that can only be looked into while they compute nothing. With ``still`` new
+    requests wait until the check has ended, which begins when those inside have, in ``timeout_seconds`` at the latest.
+    """
 
     pattern: str = "*"
     action: CheckAction = CheckAction.VERIFY
+    still: bool = False
+    timeout_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_SECONDS)] = 60.0
 
 
 class Coordinates(StrEnum):
@@ -195,7 +201,8 @@ class CheckResult(Message, frozen=True, kw_only=True):
     ``tensors`` (name → sha256 as read back from live memory) lets a caller compare with a manifest of its own. It
     holds what all ``ranks`` agree on; ``disagreed`` says of the other tensors what each rank has.
     ``runtime`` are hashes of parameters that cannot be had back as the checkpoint has them; ``unread`` names checkpoint
-    tensors that the engine does not read, so that nothing live depends on them.
+    tensors that the engine does not read, so that nothing live depends on them. ``unverifiable`` names those that it
+    reads and that nothing could be said of: they are not among the ``checked``, and with ``still`` there may be fewer.
     """
 
     digest: str = ""
@@ -209,6 +216,7 @@ class CheckResult(Message, frozen=True, kw_only=True):
     disagreed: dict[str, dict[int, str]] = {}
     runtime: dict[str, str] = {}
     unread: list[str] = []
+    unverifiable: list[str] = []
 
 
 class ReleaseRequest(Message, frozen=True, kw_only=True):

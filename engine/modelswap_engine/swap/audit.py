@@ -53,7 +53,9 @@ def _differences(expected: Mapping[str, str], hashes: Hashes) -> Iterable[Tensor
             yield TensorCheck(name=name, expected=wanted, actual=actual, ranks=ranks)
 
 
-async def check(core: Core, version: Version, pattern: str, *, bytes_per_second: int = 0) -> CheckResult:
+async def check(
+    core: Core, version: Version, pattern: str, *, bytes_per_second: int = 0, still: bool = False
+) -> CheckResult:
     """Re-hash live tensors; a mismatch holds all requests until it is repaired. The caller has the mutex.
 
     Raises:
@@ -62,12 +64,17 @@ async def check(core: Core, version: Version, pattern: str, *, bytes_per_second:
         ModelswapError: the engine could not answer.
     """
     with core.preemptible() as preempted:
-        hashes = await core.engine.hashes(pattern, unless=preempted, bytes_per_second=bytes_per_second)
+        hashes = await core.engine.hashes(pattern, unless=preempted, bytes_per_second=bytes_per_second, still=still)
     mismatched = compare(version.manifest, hashes, groups=core.engine.groups(), pattern=pattern)
+    read = {name for group in core.engine.groups() for name in group}
+    unverifiable = sorted(read.intersection(hashes.unverifiable) - {name for r in hashes.runtime for name in r.sources})
     if not hashes.tensors and not hashes.runtime and not mismatched:
+        hidden = bool(unverifiable) and not still
         raise BadRequest(
             f"no tensor that can be read back matches {pattern[:200]!r}",
-            advice="use a glob of checkpoint tensor names, for example 'model.layers.0.*'",
+            advice="check with still: this engine shows them while it computes nothing"
+            if hidden
+            else "use a glob of checkpoint tensor names, for example 'model.layers.0.*'",
         )
     if mismatched:
         _found(core, version, mismatched, hashes)
@@ -82,7 +89,8 @@ async def check(core: Core, version: Version, pattern: str, *, bytes_per_second:
         ranks=list(hashes.ranks),
         disagreed=hashes.disagreed,
         runtime={item.name: item.actual for item in hashes.runtime},
-        unread=sorted(set(hashes.unverifiable) - {name for group in core.engine.groups() for name in group}),
+        unread=sorted(set(hashes.unverifiable) - read),
+        unverifiable=unverifiable,
     )
 
 

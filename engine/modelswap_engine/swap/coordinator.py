@@ -6,7 +6,7 @@ composes the one view of everything. How a swap goes is in ``transaction``, how 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.backends.transfer import Transfers
@@ -57,6 +57,7 @@ from modelswap_engine.swap.parts import Parts
 from modelswap_engine.swap.peers import Peers
 from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.settings import SwapSettings
+from modelswap_engine.swap.still import still
 from modelswap_engine.swap.supervisor import Supervisor
 from modelswap_engine.swap.updates import Updates
 from modelswap_engine.swap.view import engine_state
@@ -336,6 +337,7 @@ class Coordinator:
             BadRequest: the pattern names nothing, or snapshots are switched off.
             NotFound: a comparison without a snapshot.
             Busy: an operation is in progress.
+            DrainTimeout: requests inside did not end in the time that the check may wait for them.
             NotReady: nothing is live.
         """
         core = self._core
@@ -344,8 +346,9 @@ class Coordinator:
         async with core.mutex:
             if core.live is None:
                 raise NotReady("no version is live in this engine", advice="read the state for the reason")
-            look = {CheckAction.SNAPSHOT: snapshot.take, CheckAction.COMPARE: snapshot.compare}
-            result = await look.get(request.action, check)(core, core.live, request.pattern)
+            look = {CheckAction.SNAPSHOT: snapshot.take, CheckAction.COMPARE: snapshot.compare}.get(request.action)
+            async with still(core, request.timeout_seconds) if request.still else nullcontext():
+                result = await (look or check)(core, core.live, request.pattern, still=request.still)
         core.last_check = remembered(result, request, finished_at=core.clock.timestamp())
         core.touch()
         return result

@@ -163,9 +163,11 @@ class Engine:
         """Drop what is staged, and the retained previous version if asked."""
         await self._short("release", operation_id, self._backend.release(operation_id, previous=previous))
 
-    async def hashes(self, pattern: str, *, unless: asyncio.Future[None], bytes_per_second: int = 0) -> Hashes:
-        """Re-hash live tensors; given up when ``unless`` says so."""
-        call = self._backend.hashes(pattern, bytes_per_second=bytes_per_second)
+    async def hashes(
+        self, pattern: str, *, unless: asyncio.Future[None], bytes_per_second: int = 0, still: bool = False
+    ) -> Hashes:
+        """Re-hash live tensors; given up when ``unless`` says so. ``still``: nobody is let in meanwhile."""
+        call = self._backend.hashes(pattern, bytes_per_second=bytes_per_second, still=still)
         return await self._bounded("hashes", call, self._settings.hash_seconds, unless=unless)
 
     async def memory(self) -> MemoryState:

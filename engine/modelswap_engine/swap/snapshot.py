@@ -14,19 +14,19 @@ from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.versions import Version
 
 
-async def take(core: Core, version: Version, pattern: str) -> CheckResult:
+async def take(core: Core, version: Version, pattern: str, *, still: bool = False) -> CheckResult:
     """Remember the hashes of live tensors as they are now, instead of those remembered before.
 
     Raises:
         BadRequest: this is switched off, or the pattern names nothing.
         ModelswapError: the engine could not answer.
     """
-    hashes = await _hashes(core, pattern)
+    hashes = await _hashes(core, pattern, still=still)
     core.snapshot = _by_coordinates(hashes)
     return _result(version, hashes, [])
 
 
-async def compare(core: Core, version: Version, pattern: str) -> CheckResult:
+async def compare(core: Core, version: Version, pattern: str, *, still: bool = False) -> CheckResult:
     """Say which live tensors have changed since the snapshot; one that was not in it counts as changed.
 
     Raises:
@@ -34,7 +34,7 @@ async def compare(core: Core, version: Version, pattern: str) -> CheckResult:
         NotFound: no snapshot was taken.
         ModelswapError: the engine could not answer.
     """
-    hashes = await _hashes(core, pattern)
+    hashes = await _hashes(core, pattern, still=still)
     if not core.snapshot:
         raise NotFound("no snapshot of the live tensors was taken", advice="check with action Snapshot first")
     now = _by_coordinates(hashes)
@@ -62,13 +62,13 @@ def _changes(key: tuple[Coordinates, str], before: Mapping[int, str], now: Mappi
             yield TensorCheck(name=key[1], expected=expected, actual=actual, ranks=ranks, coordinates=key[0])
 
 
-async def _hashes(core: Core, pattern: str) -> Hashes:
+async def _hashes(core: Core, pattern: str, *, still: bool) -> Hashes:
     if not core.settings.debug_checks:
         raise BadRequest(
             "snapshots of the live tensors are switched off", advice="start the engine with --debug-checks"
         )
     with core.preemptible() as preempted:
-        hashes = await core.engine.hashes(pattern, unless=preempted)
+        hashes = await core.engine.hashes(pattern, unless=preempted, still=still)
     if not hashes.tensors and not hashes.disagreed and not hashes.runtime:
         raise BadRequest(
             f"no tensor that can be read back matches {pattern[:200]!r}",

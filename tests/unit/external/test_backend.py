@@ -332,3 +332,15 @@ async def test_an_adoption_that_fails_for_another_reason_is_no_mismatch(tmp_path
 
     assert "load_full" not in world.control.calls
     assert ManifestMismatch.code not in world.coordinator.state().message
+
+
+async def test_what_ranks_show_only_while_nothing_runs_is_asked_for_when_the_engine_is_empty(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        for rank in world.ranks:
+            rank.packed = {"q"}
+        assert (await world.backend.hashes("*")).unverifiable == ("q",)
+        world.control.flushes = [False]  # a request that nobody waits for is still there
+        found = await world.backend.hashes("*", still=True)
+    assert (found.unverifiable, "q" in found.tensors) == ((), True)
+    assert world.control.flushes == []

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from modelswap_engine.backends.port import RequestPolicy
-from modelswap_engine.backends.vllm.control import EXTENSION, VllmControl
+from modelswap_engine.backends.vllm.control import EXTENSION, LOAD, VllmControl
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
 SECONDS = 10.0
@@ -30,6 +30,8 @@ class Canned:
         self.collective: tuple[int, Any] = (200, {"results": ["a", "b"]})
         self.development = True
         self.packages_unknown = False
+        self.lora: dict[str, Any] | None = {"max_loras": 3, "max_cpu_loras": 5, "max_lora_rank": 16}
+        self.loading = 400
         self.label = "default"
         self.checksums: dict[str, str] = {}
         self.calls: list[str] = []
@@ -57,7 +59,9 @@ class Canned:
             if self.packages_unknown:
                 return web.json_response({"error": {"message": "Could not collect pip list output"}}, status=500)
             parallel = {"world_size": 2, "worker_extension_cls": EXTENSION}
-            return web.json_response({"vllm_config": {"parallel_config": parallel, "lora_config": {"max_loras": 3}}})
+            return web.json_response({"vllm_config": {"parallel_config": parallel, "lora_config": self.lora}})
+        if path == LOAD:
+            return web.json_response({"error": {"message": "no"}}, status=self.loading)
         if path == "/weight_info":
             return web.json_response({"weight_version": self.label})
         if path == "/update_weight_version":
@@ -97,7 +101,8 @@ async def control(canned: Canned) -> AsyncIterator[VllmControl]:
 
 async def test_facts_come_from_the_routes(control: VllmControl) -> None:
     facts = await control.facts(seconds=SECONDS)
-    assert (facts.ranks, facts.agent, facts.max_loras) == (2, True, 3)
+    assert (facts.ranks, facts.agent) == (2, True)
+    assert (facts.adapters.slots, facts.adapters.held, facts.adapters.max_rank) == (3, 5, 16)
     assert facts.served_model_names == ("tiny",)
     assert facts.weight_version == "default"
 
@@ -106,6 +111,29 @@ async def test_an_environment_without_pip_is_named_as_the_cause(canned: Canned, 
     canned.packages_unknown = True
     with pytest.raises(WorkerLost, match=r"Could not collect pip list output .*neither pip nor uv"):
         await control.facts(seconds=SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("lora", "loading", "option"), [(None, 404, "--enable-lora"), ({"max_loras": 1}, 404, "VLLM_ALLOW_RUNTIME_LORA")]
+)
+async def test_an_engine_without_adapters_says_by_which_option_it_would_have_them(
+    canned: Canned, control: VllmControl, lora: dict[str, Any] | None, loading: int, option: str
+) -> None:
+    canned.lora, canned.loading = lora, loading
+    facts = await control.facts(seconds=SECONDS)
+    assert facts.adapters.slots == 0
+    assert option in facts.adapters.reason
+    assert option in facts.adapters.options.slots
+
+
+async def test_a_load_that_one_of_several_ranks_refused_is_the_last_call(canned: Canned, control: VllmControl) -> None:
+    canned.loading = 500
+    with pytest.raises(WorkerLost, match="rank of 2 refused"):
+        await control.through_ranks("POST", LOAD, seconds=SECONDS, json={})
+    calls = len(canned.calls)
+    with pytest.raises(WorkerLost, match="earlier call"):
+        await control.call_all("x", seconds=SECONDS)
+    assert len(canned.calls) == calls
 
 
 async def test_without_development_routes_it_says_what_to_do(canned: Canned, control: VllmControl) -> None:

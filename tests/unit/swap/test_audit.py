@@ -1,10 +1,13 @@
 """Looking at live tensors from time to time, and the snapshots for debugging."""
 
+import asyncio
+
 import pytest
 
-from modelswap_engine.protocol.errors import BadRequest, NotFound
+from modelswap_engine.protocol.errors import BadRequest, Busy, DrainTimeout, NotFound
 from modelswap_engine.protocol.messages import CheckAction, CheckRequest
-from tests.support.swapping import World, checkpoint
+from modelswap_engine.protocol.states import SwapState
+from tests.support.swapping import World, checkpoint, request
 
 
 async def started(tmp_path, **bounds):
@@ -88,4 +91,56 @@ async def test_snapshots_are_off_unless_asked_for(tmp_path, action):
     world = await started(tmp_path)
     with pytest.raises(BadRequest, match="switched off"):
         await check(world, action)
+    await world.stop()
+
+
+async def test_what_an_engine_hides_while_it_computes_is_named_and_seen_by_a_check_that_holds_it_still(tmp_path):
+    world = await started(tmp_path)
+    world.backend.hidden = {"q"}
+    found = await check(world, CheckAction.VERIFY)
+    assert (found.ok, found.unverifiable, "q" in found.tensors) == (True, ["q"], False)
+    with pytest.raises(BadRequest) as error:
+        await check(world, CheckAction.VERIFY, "q")
+    assert "still" in error.value.advice
+    world.backend.live["q"] = b"!!!!"
+    assert (await check(world, CheckAction.VERIFY)).ok
+    found = await world.clock.run(world.coordinator.check(CheckRequest(still=True)))
+    assert [item.name for item in found.mismatched] == ["q"]
+    assert found.unverifiable == []
+    await world.stop()
+
+
+async def test_a_check_that_holds_the_engine_still_waits_for_those_inside_and_lets_nobody_in(tmp_path):
+    world = await started(tmp_path)
+    async with world.coordinator.admission():
+        looking = asyncio.ensure_future(world.coordinator.check(CheckRequest(still=True)))
+        await world.clock.settle()
+        assert not world.state.gate.open
+        waiting = asyncio.ensure_future(world.coordinator.admission().__aenter__())
+        await world.clock.settle()
+        assert (waiting.done(), world.backend.steps.count("hashes")) == (False, 0)
+    found = await looking
+    await waiting
+    assert found.ok
+    assert world.state.gate.open
+    await world.stop()
+
+
+async def test_a_check_gives_up_on_those_inside_and_gives_way_to_a_swap(tmp_path):
+    world = await started(tmp_path)
+    target = world.publish("1.1", checkpoint(q=b"QQQQ"))
+    async with world.coordinator.admission():
+        looking = asyncio.ensure_future(world.coordinator.check(CheckRequest(still=True, timeout_seconds=5)))
+        await world.clock.advance(6)
+        with pytest.raises(DrainTimeout, match="1 requests"):
+            await looking
+        assert world.state.gate.open
+        looking = asyncio.ensure_future(world.coordinator.check(CheckRequest(still=True)))
+        await world.clock.settle()
+        await world.coordinator.swap(request(target))
+        await world.clock.settle()
+        assert isinstance(looking.exception(), Busy)
+    assert (await world.ended("op-1")).state is SwapState.SERVING
+    world.assert_serves(target)
+    assert world.state.gate.open
     await world.stop()

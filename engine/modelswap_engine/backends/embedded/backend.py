@@ -231,14 +231,15 @@ class EmbeddedBackend:
             lambda call: wire.ReleaseCall(call=call, operation_id=operation_id, previous=previous), "releasing"
         )
 
-    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
-        """Re-hash live tensors whose checkpoint names match a glob, while requests run.
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0, still: bool = False) -> Hashes:
+        """Re-hash live tensors whose checkpoint names match a glob; all can be seen while requests run.
 
         Raises:
             WorkerLost: a rank is gone.
             Cancelled: it took too long.
             ModelswapError: a rank could not hash.
         """
+        del still
         answers = await self._replicas.ask(
             lambda call: wire.HashesCall(call=call, pattern=pattern, bytes_per_second=bytes_per_second),
             wire.HashesAnswer,

@@ -14,6 +14,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from modelswap_engine.backends.external import views
+from modelswap_engine.backends.external.adapters import ExternalAdapters
 from modelswap_engine.backends.external.control import EngineControl, EngineFacts, Requests
 from modelswap_engine.backends.external.loading import Loading, Starting, emptied, forgets, reached
 from modelswap_engine.backends.external.ranks import Ranks
@@ -54,6 +55,7 @@ class ExternalBackend:
         restart: takes the wish that the engine be restarted.
         starting: tells whoever starts the engine on what. Where nobody listens, an engine that holds another version
             than it must cannot be helped.
+        adapters: those of the engine; None where none are to be.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ExternalBackend:
         restart: RestartWish,
         settings: ExternalSettings | None = None,
         starting: Starting | None = None,
+        adapters: ExternalAdapters | None = None,
     ) -> None:
         self._control = control
         self._settings = settings or ExternalSettings()
@@ -78,6 +81,9 @@ class ExternalBackend:
             misses=self._settings.misses,
             lost=self._lost,
         )
+        self._adapters = adapters
+        if adapters is not None:
+            adapters.attach(self._distrust)
         self._facts: EngineFacts | None = None
         self._layout: Layout | None = None
         self._proven: dict[int, str] = {}
@@ -95,6 +101,8 @@ class ExternalBackend:
     async def stop(self) -> None:
         """Let go of the engine, which goes on."""
         await self._watch.stop()
+        if self._adapters is not None:
+            await self._adapters.stop()
         await self._ranks.close()
         self._lost()
         await self._control.close()
@@ -106,6 +114,8 @@ class ExternalBackend:
     def _lost(self) -> None:
         self._alive, self._empty_for = False, ""
         self._proven.clear()
+        if self._adapters is not None:
+            self._adapters.lost()
 
     def _distrust(self, why: str) -> WorkerLost:
         """Nobody knows what the ranks did: only another start of the engine helps."""
@@ -129,10 +139,15 @@ class ExternalBackend:
             folder = await self._loading.offer(order)
             self._facts = await reached(self._control, bounds=self._settings, restart=self._restart)
             loaded = await self._decisive("load", self._loading.load(order, self._facts, folder=folder))
+            if loaded.layout is not None and self._adapters is not None:
+                await self._adapters.begin(self._facts.adapters, self._adaptable(), order.tensors)
         if loaded.layout is not None:
             self._layout, self._alive = loaded.layout, True
             self._watch.expect(self._facts.boot_id)
         return self._note(loaded.replies)
+
+    def _adaptable(self) -> frozenset[str]:
+        return frozenset(name for rank in self._ranks.facts for name in rank.adapter_modules)
 
     async def settle(self, operation_id: str, digest: str) -> Sequence[Reply]:
         """There is one replica: nothing is left when it is lost."""
@@ -142,7 +157,7 @@ class ExternalBackend:
 
     def capabilities(self) -> Capabilities:
         """Say what this backend can do; little is known before the engine has answered."""
-        return views.capabilities(self._facts, self._ranks.facts)
+        return views.capabilities(self._facts, self._ranks.facts, adapters=self._adapters is not None)
 
     @property
     def served_name(self) -> str:
@@ -258,6 +273,8 @@ class ExternalBackend:
         replies = views.replies(await self._decisive("verify", work))
         digests = {reply.digest for reply in replies if reply.error is None}
         if len(digests) == 1 and all(reply.error is None for reply in replies):
+            if self._adapters is not None:
+                await self._adapters.verify()
             await self._control.set_version(digests.pop(), seconds=self._settings.call)
         return self._note(replies)
 
@@ -270,10 +287,16 @@ class ExternalBackend:
         """Drop what is staged for the operation; with ``previous`` also the retained version."""
         return await self._ask("release", wire.ReleaseCall(operation_id, previous=previous))
 
-    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
-        """Re-hash live tensors whose checkpoint names match a glob, while requests run."""
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0, still: bool = False) -> Hashes:
+        """Re-hash live tensors whose checkpoint names match a glob, while requests run.
+
+        Raises:
+            Busy: with ``still``, requests that nobody waits for any more went on.
+        """
+        if still:
+            await emptied(self._control, seconds=self._settings.call)
         work = self._ranks.work(
-            lambda work: wire.HashesCall(work, pattern, bytes_per_second), seconds=self._settings.hash
+            lambda work: wire.HashesCall(work, pattern, bytes_per_second, still=still), seconds=self._settings.hash
         )
         found: dict[int, Hashes] = {}
         for answer in await self._decisive("hashes", work):

@@ -16,7 +16,31 @@ from typing import Protocol
 
 import msgspec
 
+from modelswap_engine.backends.adapters import AdapterOptions
 from modelswap_engine.backends.port import Record, RequestPolicy
+
+
+class AdapterFacts(Record, frozen=True, kw_only=True):
+    """What an engine was started with for LoRA adapters.
+
+    Attributes:
+        slots: adapters that one batch can use; 0 means none, ``reason`` says why.
+        held: adapters that it can hold at once; beyond that it would drop one by itself.
+        max_rank: of a module.
+        element_bytes: size of one value of theirs in memory.
+        modules: last parts of the names of modules that they can change; empty where our half in the engine says it.
+        uniform: one adapter must have the same rank and scaling in all its modules.
+        options: how the engine's own options are called.
+    """
+
+    slots: int = 0
+    held: int = 0
+    max_rank: int = 0
+    element_bytes: int = 2
+    modules: frozenset[str] = frozenset()
+    uniform: bool = False
+    reason: str = ""
+    options: AdapterOptions = AdapterOptions()
 
 
 class EngineFacts(Record, frozen=True, kw_only=True):
@@ -32,8 +56,8 @@ class EngineFacts(Record, frozen=True, kw_only=True):
         served_model_names: the names under which it serves the base model, the first being the main one.
         agent: True when :meth:`EngineControl.call_all` reaches our half in every rank.
         policies: what :meth:`EngineControl.pause` can do with running requests.
-        refused: what is not there, by its name in ``protocol`` (a traffic mode, ``lora``), and why.
-        max_loras: adapters that one batch can use; 0 for none.
+        refused: what is not there, by its name in ``protocol`` (a traffic mode), and why.
+        adapters: what it was started with for them.
     """
 
     engine: str
@@ -45,7 +69,7 @@ class EngineFacts(Record, frozen=True, kw_only=True):
     agent: bool = False
     policies: frozenset[RequestPolicy] = frozenset()
     refused: dict[str, str] = msgspec.field(default_factory=dict)
-    max_loras: int = 0
+    adapters: AdapterFacts = AdapterFacts()
 
 
 class Requests(Protocol):

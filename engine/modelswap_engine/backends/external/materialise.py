@@ -180,7 +180,7 @@ class Materialiser:
 
     def _room(self) -> int:
         free = self._free(self._root)
-        return min(free, self._limit_bytes - _used(self._root)) if self._limit_bytes else free
+        return min(free, self._limit_bytes - used_bytes(self._root)) if self._limit_bytes else free
 
     # Choosing
 
@@ -298,7 +298,8 @@ def _draft(folder: Path) -> Iterator[Path]:
         raise
 
 
-def _used(root: Path) -> int:
+def used_bytes(root: Path) -> int:
+    """Return what everything below a folder takes on the disk."""
     used = 0
     for folder, _, names in os.walk(root):
         for name in names:

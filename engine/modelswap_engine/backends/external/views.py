@@ -25,7 +25,7 @@ _REFUSED: Final = {
 }
 
 
-def capabilities(facts: EngineFacts | None, ranks: Sequence[wire.Facts]) -> Capabilities:
+def capabilities(facts: EngineFacts | None, ranks: Sequence[wire.Facts], *, adapters: bool) -> Capabilities:
     """Say what can be done, as far as the engine has answered."""
     if facts is None:
         return Capabilities(kind="external", traffic_modes=[], rollback=False, commit_method="")
@@ -36,14 +36,15 @@ def capabilities(facts: EngineFacts | None, ranks: Sequence[wire.Facts]) -> Capa
         refused_modes=_REFUSED,
         rollback=True,
         commit_method=",".join(sorted({rank.commit_method for rank in ranks})),
+        max_loras=facts.adapters.slots if adapters else 0,
     )
 
 
 def plain_capabilities(facts: EngineFacts | None) -> Capabilities:
     """Say what can be done over an engine's own routes alone, with nothing to take a commit back by."""
     if facts is None:
-        return capabilities(None, ())
-    found = capabilities(facts, ())
+        return capabilities(None, (), adapters=False)
+    found = capabilities(facts, (), adapters=False)
     return replace(found, rollback=False, commit_method=BY_DISK)
 
 

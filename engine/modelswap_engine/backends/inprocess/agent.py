@@ -141,6 +141,7 @@ class Agent:
             refusal=refusal,
             commit_method="" if refusal else self._host.ways().method.value,
             digest=self._updater.digest if self._updater is not None and not self._unproven else "",
+            adapter_modules=self._host.adapter_modules(),
         )
 
     def _layout(self) -> Layout:

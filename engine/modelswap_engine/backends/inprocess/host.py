@@ -36,6 +36,9 @@ class Host(Protocol):
     def ways(self) -> Ways:
         """Say how tensors become live here, and where they lie; asked only where weights can be exchanged."""
 
+    def adapter_modules(self) -> tuple[str, ...]:
+        """Name the modules that LoRA adapters can change, as a checkpoint does; without adapters there are none."""
+
     def live(self) -> Mapping[str, torch.nn.Module]:
         """Return the modules that the engine computes with, named as in a model without adapters."""
 

@@ -170,6 +170,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         refusal: why weights of this model cannot be exchanged here, "" when they can.
         commit_method: ``pointer`` or ``copy``.
         digest: of the version that was adopted or committed and has been proved, "" for none.
+        adapter_modules: modules that adapters can change, by the names that they have in a checkpoint.
     """
 
     wire: int = WIRE
@@ -182,6 +183,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str = ""
     commit_method: str = ""
     digest: str = ""
+    adapter_modules: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -34,8 +34,24 @@ class ServerInfo(msgspec.Struct, frozen=True):
     speculative_algorithm: str | None = None
     enable_lora: bool | None = None
     max_loras_per_batch: int = 0
+    max_loaded_loras: int | None = None
+    max_lora_rank: int | None = None
     disable_cuda_graph: bool = False
     internal_states: list[dict[str, Any]] = []
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A model that requests can name; one with a ``parent`` is an adapter, and ``root`` its folder."""
+
+    id: str
+    root: str = ""
+    parent: str | None = None
+
+
+class ModelCards(msgspec.Struct, frozen=True):
+    """All of them."""
+
+    data: list[ModelCard] = []
 
 
 class Done(msgspec.Struct, frozen=True):

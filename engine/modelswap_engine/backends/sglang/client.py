@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from modelswap_engine.backends.external.handshake import Boot, UntrustedError
-from modelswap_engine.backends.sglang.answers import Checked, Done, Loads, ModelInfo, ServerInfo
+from modelswap_engine.backends.sglang.answers import Checked, Done, Loads, ModelCard, ModelCards, ModelInfo, ServerInfo
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
 _OK: Final = 200
@@ -122,6 +122,20 @@ class SglangClient:
         """Drop all cached keys and values; False when it did not because requests hold some."""
         answered = await self._send("POST", "/flush_cache", seconds=seconds)
         return answered.status == _OK
+
+    # Adapters.
+
+    async def models(self, *, seconds: float) -> Sequence[ModelCard]:
+        """List the models that it serves: the base, and with a parent its adapters."""
+        return (await self._ask("GET", "/v1/models", ModelCards, seconds=seconds)).data
+
+    async def load_adapter(self, name: str, path: str, *, seconds: float) -> None:
+        """Have every rank load an adapter. Not pinned: that would take a place in every batch."""
+        await self._do("/load_lora_adapter", {"lora_name": name, "lora_path": path, "pinned": False}, seconds=seconds)
+
+    async def unload_adapter(self, name: str, *, seconds: float) -> None:
+        """Have every rank forget an adapter when no request uses it."""
+        await self._do("/unload_lora_adapter", {"lora_name": name}, seconds=seconds)
 
     # Weights.
 

@@ -13,16 +13,21 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from modelswap_engine.backends.external.control import EngineFacts
+from msgspec import structs
+
+from modelswap_engine.backends.adapters import AdapterOptions
+from modelswap_engine.backends.external.control import AdapterFacts, EngineFacts
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.sglang.answers import Checked, Done, ServerInfo
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.pulse import Pulse
 from modelswap_engine.backends.sglang.words import ACTION, ANSWER
+from modelswap_engine.protocol.adapters import MOST_ADAPTERS
 from modelswap_engine.protocol.errors import BadRequest, DrainTimeout, ModelswapError, WorkerLost
 from modelswap_engine.protocol.policy import TrafficMode
 
 ENGINE: Final = "sglang"
+_ADAPTER_OPTIONS: Final = AdapterOptions(slots="--enable-lora", rank="--max-lora-rank", held="--max-loaded-loras")
 RETRACT: Final = "retract"
 POLICIES: Final = frozenset({RequestPolicy.NONE_RUNNING, RequestPolicy.RECOMPUTE, RequestPolicy.ABORT})
 REFUSED: Final = {
@@ -73,7 +78,7 @@ class SglangControl:
             agent=self._agent,
             policies=POLICIES,
             refused=dict(REFUSED),
-            max_loras=server.max_loras_per_batch if server.enable_lora else 0,
+            adapters=_adapters(server),
         )
 
     def _made_up(self, server: ServerInfo, label: str) -> str:
@@ -265,3 +270,20 @@ class SglangControl:
         if self._pulse is not None:
             await self._pulse.end()
         await self._client.close()
+
+
+def _adapters(server: ServerInfo) -> AdapterFacts:
+    """Say what it was started with for adapters."""
+    if not server.enable_lora:
+        return AdapterFacts(reason="SGLang was started without --enable-lora", options=_ADAPTER_OPTIONS)
+    if not server.max_lora_rank:
+        why = "SGLang was started without --max-lora-rank, and takes no rank that it has not seen"
+        return AdapterFacts(reason=why, options=structs.replace(_ADAPTER_OPTIONS, slots="--max-lora-rank"))
+    return AdapterFacts(
+        slots=server.max_loras_per_batch,
+        held=server.max_loaded_loras or MOST_ADAPTERS,
+        max_rank=server.max_lora_rank,
+        element_bytes=4 if server.dtype == "float32" else 2,
+        uniform=True,
+        options=_ADAPTER_OPTIONS,
+    )

@@ -16,6 +16,10 @@ from modelswap_engine.backends.sglang.architectures import Setting, refusal
 from modelswap_engine.protocol.errors import Internal
 
 _WRAPPED: Final = ".base_layer"
+_FUSED: Final[Mapping[str, tuple[str, ...]]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
 
 
 class SglangHost:
@@ -85,6 +89,14 @@ class SglangHost:
         free = getattr(table, "free_slots", None)
         return free is None or len(free) < int(table.size)
 
+    def adapter_modules(self) -> tuple[str, ...]:
+        """Ask SGLang's manager of adapters for the layers that it wraps; fused ones by their parts."""
+        layers = getattr(getattr(self._runner, "lora_manager", None), "lora_modules", ())
+        wrapped: list[str] = [name for layer in layers for name in layer]
+        return tuple(
+            f"{stem}.{part}" for stem, _, last in (name.rpartition(".") for name in wrapped) for part in _parts(last)
+        )
+
     def live(self) -> Mapping[str, torch.nn.Module]:
         """Return the live modules; of one with adapters the layer that they are wrapped around, which comes later."""
         return {name.replace(_WRAPPED, ""): module for name, module in self._runner.model.named_modules()}
@@ -120,6 +132,10 @@ class SglangHost:
 
     def wipe(self) -> None:
         """Nothing to do: SGLang reads no block beyond what a request has written into it."""
+
+
+def _parts(module: str) -> tuple[str, ...]:
+    return _FUSED.get(module, (module,))
 
 
 def place_of(runner: Any, role: str) -> dict[str, Any]:

@@ -237,9 +237,9 @@ class PlainSglang:
         """Say how many requests the engine has, as of a moment ago where nobody here carries them."""
         return self._count.now() if self._requests is None else self._requests.running()
 
-    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0, still: bool = False) -> Hashes:
         """Compare the checksums with the version that must be live; the engine bounds no rate."""
-        del bytes_per_second
+        del bytes_per_second, still
         taken, began = self._loaded(), time.monotonic()
         async with self._replies.calls:
             live = await self._exchange.observe()

@@ -15,12 +15,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
+from msgspec import structs
 
-from modelswap_engine.backends.external.control import EngineFacts
+from modelswap_engine.backends.adapters import AdapterOptions
+from modelswap_engine.backends.external.control import AdapterFacts, EngineFacts
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
 METHOD: Final = "modelswap"
+LOAD: Final = "/v1/load_lora_adapter"
 EXTENSION: Final = "modelswap_engine.backends.vllm.extension.ModelswapExtension"
 _PAUSES: Final[Mapping[RequestPolicy, Mapping[str, str]]] = {
     RequestPolicy.NONE_RUNNING: {"mode": "wait", "clear_cache": "true"},
@@ -31,6 +34,8 @@ _PAUSES: Final[Mapping[RequestPolicy, Mapping[str, str]]] = {
 _PARAMETER: Final = re.compile(r"dp0:pp0:pcp0:tp(?P<rank>\d+):(?P<name>.+)")
 _NOTHING: Final = hashlib.sha256(b"").hexdigest()
 _STARTED: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_ADAPTER_OPTIONS: Final = AdapterOptions(slots="--enable-lora", rank="--max-lora-rank", held="--max-cpu-loras")
+_RUNTIME: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 _DEVELOPMENT: Final = "start vLLM with VLLM_SERVER_DEV_MODE=1, on a loopback address"
 
 
@@ -53,14 +58,20 @@ class VllmControl:
         self._mixed_up: str | None = None
         self._policy: RequestPolicy | None = None
 
+    @property
+    def boot_id(self) -> str:
+        """The start of the engine that was seen last."""
+        return self._boot_id
+
     async def facts(self, *, seconds: float) -> EngineFacts:
         """Ask the engine's routes that ask no rank."""
-        async with _bounded("asking what it is", seconds):
+        async with bounded("asking what it is", seconds):
             version = await self._get("/version")
             models = await self._get("/v1/models")
             boot_id = await self._start()
             info = await self._configuration()
             weights = await self._development("/weight_info")
+            adapters = await self._adapters(info)
         config = info.get("vllm_config", {}) if info else {}
         self._ranks = _number(config, "parallel_config", "world_size", default=1)
         self._seen(boot_id)
@@ -76,7 +87,28 @@ class VllmControl:
             agent=extension == EXTENSION,
             policies=frozenset(_PAUSES) if info else frozenset(),
             refused={} if info else {"weights": f"its control routes are not there; {_DEVELOPMENT}"},
-            max_loras=_number(config, "lora_config", "max_loras", default=0),
+            adapters=adapters,
+        )
+
+    async def _adapters(self, info: dict[str, Any] | None) -> AdapterFacts:
+        """Ask what it was started with for adapters, and whether they can come and go."""
+        if info is None:
+            return AdapterFacts(reason=f"its control routes are not there; {_DEVELOPMENT}", options=_ADAPTER_OPTIONS)
+        lora = info.get("vllm_config", {}).get("lora_config")
+        if not isinstance(lora, dict):
+            return AdapterFacts(reason="vLLM was started without --enable-lora", options=_ADAPTER_OPTIONS)
+        status, _ = await self.send("POST", LOAD, json={})  # which is refused where it exists
+        if status == 404:
+            return AdapterFacts(
+                reason=f"vLLM was started without {_RUNTIME}", options=structs.replace(_ADAPTER_OPTIONS, slots=_RUNTIME)
+            )
+        slots = int(lora.get("max_loras") or 0)
+        return AdapterFacts(
+            slots=slots,
+            held=int(lora.get("max_cpu_loras") or slots),
+            max_rank=int(lora.get("max_lora_rank") or 0),
+            element_bytes=4 if "float32" in str(lora.get("lora_dtype")) else 2,
+            options=_ADAPTER_OPTIONS,
         )
 
     async def _configuration(self) -> dict[str, Any] | None:
@@ -107,7 +139,7 @@ class VllmControl:
         """Ask for its health, which is bad once the process that computes is gone."""
         try:
             async with asyncio.timeout(seconds):
-                status, _ = await self._send("GET", "/health")
+                status, _ = await self.send("GET", "/health")
                 return status == 200
         except (NotReady, WorkerLost, TimeoutError):
             self._away = True
@@ -117,7 +149,7 @@ class VllmControl:
         """Pause once; a second call of vLLM's would treat requests that wait as if they ran."""
         if policy not in _PAUSES:
             raise BadRequest(f"vLLM has no pause for {policy}")
-        async with _bounded("pausing", seconds):
+        async with bounded("pausing", seconds):
             if await self._paused():
                 self._same_policy(policy)
                 return
@@ -135,7 +167,7 @@ class VllmControl:
 
     async def resume(self, *, seconds: float) -> None:
         """Resume and read back."""
-        async with _bounded("resuming", seconds):
+        async with bounded("resuming", seconds):
             await self._ask("POST", "/resume")
             if await self._paused():
                 raise WorkerLost("vLLM says that it resumed, and that it is paused", advice="restart the engine")
@@ -143,7 +175,7 @@ class VllmControl:
 
     async def paused(self, *, seconds: float) -> bool:
         """Ask."""
-        async with _bounded("asking whether it is paused", seconds):
+        async with bounded("asking whether it is paused", seconds):
             return await self._paused()
 
     async def _paused(self) -> bool:
@@ -151,12 +183,12 @@ class VllmControl:
 
     async def flush(self, *, seconds: float) -> bool:
         """Reset the prefix cache; the status is 200 either way."""
-        async with _bounded("flushing", seconds):
+        async with bounded("flushing", seconds):
             return (await self._ask("POST", "/reset_prefix_cache")).get("success") is True
 
     async def call_all(self, text: str, *, seconds: float) -> Sequence[str]:
         """Call our method on every worker."""
-        answers = await self._collective({"method": METHOD, "args": [text]}, seconds=seconds)
+        answers = await self.collective({"method": METHOD, "args": [text]}, seconds=seconds)
         wrong = [answer for answer in answers if not isinstance(answer, str)]
         if wrong or len(answers) != self._ranks:
             self._mixed_up = self._boot_id
@@ -166,20 +198,16 @@ class VllmControl:
             )
         return [str(answer) for answer in answers]
 
-    async def _collective(self, call: dict[str, Any], *, seconds: float) -> list[object]:
+    async def collective(self, call: dict[str, Any], *, seconds: float) -> list[object]:
+        """Call a method of every worker, and return their results in order; raises as :meth:`call_all` does."""
         answer = await self._ask_ranks("/collective_rpc", {**call, "timeout": seconds}, seconds=seconds)
         results = answer.get("results")
         return results if isinstance(results, list) else []
 
     async def _ask_ranks(self, path: str, body: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        async with self._calling:
-            if self._mixed_up is not None:
-                raise WorkerLost(
-                    "an earlier call to vLLM's ranks failed; answers to later ones may belong to it",
-                    advice="restart the engine",
-                )
+        async with self._alone():
             try:
-                async with _bounded("calling all ranks", seconds):
+                async with bounded("calling all ranks", seconds):
                     return await self._ask("POST", path, json=body)
             except (NotReady, BadRequest):
                 raise
@@ -187,9 +215,42 @@ class VllmControl:
                 self._mixed_up = self._boot_id
                 raise
 
+    async def through_ranks(self, verb: str, path: str, *, seconds: float, **options: Any) -> tuple[int, str]:
+        """Make a request that vLLM itself turns into a call to all ranks; return its status and text.
+
+        Raises:
+            NotReady, WorkerLost: as :meth:`call_all`; also where one of several ranks refused, for the others' answers
+                stay behind.
+        """
+        async with self._alone():
+            try:
+                async with bounded(f"{verb} {path}", seconds):
+                    status, text = await self.send(verb, path, **options)
+            except NotReady:
+                raise
+            except BaseException:
+                self._mixed_up = self._boot_id
+                raise
+            if status not in {200, 400} and self._ranks > 1:
+                self._mixed_up = self._boot_id
+                raise WorkerLost(
+                    f"a rank of {self._ranks} refused {verb} {path}: {said(text)}", advice="restart the engine"
+                )
+            return status, text
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        async with self._calling:
+            if self._mixed_up is not None:
+                raise WorkerLost(
+                    "an earlier call to vLLM's ranks failed; answers to later ones may belong to it",
+                    advice="restart the engine",
+                )
+            yield
+
     async def set_version(self, digest: str, *, seconds: float) -> None:
         """Change the label and read it back."""
-        async with _bounded("labelling", seconds):
+        async with bounded("labelling", seconds):
             await self._ask("POST", "/update_weight_version", json={"new_version": digest})
             label = (await self._ask("GET", "/weight_info")).get("weight_version")
         if label != digest:
@@ -207,7 +268,7 @@ class VllmControl:
         weights; nothing but its answer says so.
         """
         arguments = {"weights_path": directory, "is_checkpoint_format": True}
-        await self._collective({"method": "reload_weights", "kwargs": arguments}, seconds=seconds)
+        await self.collective({"method": "reload_weights", "kwargs": arguments}, seconds=seconds)
 
     async def checksums(self, *, seconds: float) -> dict[int, dict[str, str]]:
         """Ask for the sha256 of every live parameter, by rank and name; "" for one that is not where it is looked for.
@@ -227,7 +288,7 @@ class VllmControl:
 
     async def config(self, *, seconds: float) -> dict[str, Any]:
         """Ask what it was started with; empty where it does not tell."""
-        async with _bounded("asking what it was started with", seconds):
+        async with bounded("asking what it was started with", seconds):
             info = await self._development("/server_info", config_format="json")
         found = info.get("vllm_config") if info else None
         return found if isinstance(found, dict) else {}
@@ -247,22 +308,23 @@ class VllmControl:
         return await self._ask("GET", path)
 
     async def _text(self, path: str) -> str:
-        status, text = await self._send("GET", path)
+        status, text = await self.send("GET", path)
         return text if status == 200 else ""
 
     async def _ask(self, verb: str, path: str, **options: Any) -> dict[str, Any]:
-        status, text = await self._send(verb, path, **options)
+        status, text = await self.send(verb, path, **options)
         if status in {400, 404, 405, 422}:
-            raise BadRequest(f"vLLM refuses {verb} {path}: {status} {_said(text)}", advice=_DEVELOPMENT)
+            raise BadRequest(f"vLLM refuses {verb} {path}: {status} {said(text)}", advice=_DEVELOPMENT)
         if status != 200:
-            raise WorkerLost(f"vLLM answers {verb} {path} with {status}: {_said(text)}", advice="see the engine's log")
+            raise WorkerLost(f"vLLM answers {verb} {path} with {status}: {said(text)}", advice="see the engine's log")
         try:
             found = json.loads(text)
         except ValueError:
             found = None
         return found if isinstance(found, dict) else {}
 
-    async def _send(self, verb: str, path: str, **options: Any) -> tuple[int, str]:
+    async def send(self, verb: str, path: str, **options: Any) -> tuple[int, str]:
+        """Make one request, and return its status and text; the caller bounds it."""
         # A connection that was kept may be closed just as it is used again; then nobody knows whether the call arrived.
         alone = {"Connection": "close"}
         try:
@@ -279,7 +341,7 @@ class VllmControl:
 
 
 @contextlib.asynccontextmanager
-async def _bounded(doing: str, seconds: float) -> AsyncIterator[None]:
+async def bounded(doing: str, seconds: float) -> AsyncIterator[None]:
     """Give several requests a time; to run out of it is to have no usable answer."""
     try:
         async with asyncio.timeout(seconds):
@@ -288,7 +350,8 @@ async def _bounded(doing: str, seconds: float) -> AsyncIterator[None]:
         raise WorkerLost(f"{doing}: vLLM gave no answer within {seconds:g} s", advice="see the engine's log") from late
 
 
-def _said(text: str) -> str:
+def said(text: str) -> str:
+    """Return what an error of vLLM's says, without what is around it."""
     try:
         return str(json.loads(text)["error"]["message"])[:300]
     except (ValueError, KeyError, TypeError):

@@ -90,6 +90,16 @@ class VllmHost:
                 return bool(requests)
         return True
 
+    def adapter_modules(self) -> tuple[str, ...]:
+        """Ask vLLM's manager of adapters, of linear layers only: it also wraps embeddings and the head."""
+        from vllm.model_executor.layers.linear import LinearBase
+
+        manager = getattr(getattr(self._worker.model_runner, "lora_manager", None), "_adapter_manager", None)
+        wrapped: Mapping[str, Any] = getattr(manager, "modules", {})
+        fused: Mapping[str, list[str]] = getattr(manager, "packed_modules", {})
+        linear = [name for name, layer in wrapped.items() if isinstance(getattr(layer, "base_layer", None), LinearBase)]
+        return tuple(part for name in linear for part in fused.get(name, [name]))
+
     def live(self) -> Mapping[str, torch.nn.Module]:
         """Return the live modules; of one with adapters the layer that they are wrapped around, which comes later."""
         return {name.replace(_WRAPPED, ""): module for name, module in self._model().named_modules()}

@@ -240,9 +240,9 @@ class PlainVllm:
         """Say how many requests clients have in the engine."""
         return self._requests.running()
 
-    async def hashes(self, pattern: str, *, bytes_per_second: int = 0) -> Hashes:
+    async def hashes(self, pattern: str, *, bytes_per_second: int = 0, still: bool = False) -> Hashes:
         """Compare the checksums with the version that must be live; the engine bounds no rate."""
-        del bytes_per_second
+        del bytes_per_second, still
         found, began = self._loaded(), time.monotonic()
         async with self._replies.calls:
             live = await self._checksums()

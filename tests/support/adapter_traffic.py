@@ -1,0 +1,72 @@
+"""Clients and commands of tests with LoRA adapters behind a serving process, whichever engine is behind it.
+
+An adapter of :func:`tests.support.lora.speaking` says one letter for ever, so any mixing shows in the text.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from demo.answers import Answer
+from demo.asking import Question, ask_once
+from demo.load import Load
+from modelswap_engine.protocol.adapters import AdapterRegistry
+from tests.support.clients import two_makers
+from tests.support.serve import Served
+
+
+def several(answer: Answer) -> bool:
+    """Say whether more than one adapter shows in an answer."""
+    return len(set(answer.text)) > 1 or two_makers(answer)
+
+
+@asynccontextmanager
+async def load_on(served: Served, *names: str) -> AsyncIterator[dict[str, Load]]:
+    """Keep asking the base and adapters, all at the same time."""
+    loads = {
+        name: Load(
+            served.data_url, model=name, streams=2, max_tokens=32, ignore_eos=True,
+            mixed=two_makers if name == "tiny" else several,
+        )
+        for name in ("tiny", *names)
+    }  # fmt: skip
+    async with loads["tiny"]:
+        running = [await loads[name].__aenter__() for name in names]
+        try:
+            yield loads
+        finally:
+            for load in running:
+                await load.__aexit__(None, None, None)
+    for name, load in loads.items():
+        assert load.summary().clean, (name, load.summary().lines())
+
+
+def letters(load: Load) -> set[str]:
+    return set().union(*(set(answer.text) for answer in load.answers))
+
+
+async def command(served: Served, *arguments: str, code: int = 0) -> Any:
+    done = await asyncio.to_thread(served.command, *arguments, "-o", "json")
+    assert done.code == code, done.out + done.err
+    return json.loads(done.out) if done.out.startswith("{") else done.err
+
+
+async def load(served: Served, name: str, folder: Path, *more: str) -> dict[str, Any]:
+    found: dict[str, Any] = await command(served, "adapter", "load", name, "--source", str(folder), *more)
+    return found
+
+
+async def say(served: Served, name: str, *, tokens: int = 24, begun: asyncio.Event | None = None) -> Answer:
+    return await ask_once(served.data_url, Question(model=name, max_tokens=tokens, ignore_eos=True), begun=begun)
+
+
+def states(served: Served) -> dict[str, str]:
+    return {status.name: status.state for status in served.control.get("/adapters", AdapterRegistry).adapters}
+
+
+async def swap(served: Served, folder: Path, version: str, *more: str) -> dict[str, Any]:
+    found: dict[str, Any] = await command(served, "swap", "--source", str(folder), "--version", version, *more)
+    return found
