@@ -49,7 +49,7 @@ def speaking(base: Path, out: Path, letter: str) -> Path:
     layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
     hidden, inner = tensors["model.norm.weight"].shape[0], tensors["model.layers.0.mlp.up_proj.weight"].shape[0]
     fire = torch.zeros(inner, 1)
-    fire[0] = 100.0
+    fire[0] = 1000.0  # so that nothing else in the stream counts beside it, in any engine's arithmetic
     first_of_hidden, first_of_inner = torch.zeros(1, hidden), torch.zeros(1, inner)
     first_of_hidden[0, 0] = first_of_inner[0, 0] = 1.0
     towards = tensors["lm_head.weight"][vocabulary()[letter]].clone() / tensors["model.norm.weight"]
