@@ -32,7 +32,7 @@ def qwen3(out: Path, seed: int) -> Path:
 
 
 FAMILIES = [
-    pytest.param(qwen2, id="Qwen2ForCausalLM"),  # biases, the embedding is the head
+    pytest.param(qwen2, id="Qwen2ForCausalLM", marks=pytest.mark.full),  # biases, the embedding is the head
     pytest.param(qwen3, id="Qwen3ForCausalLM"),  # norms in the attention, a head tied to the embedding
     pytest.param(llama, id="LlamaForCausalLM", marks=pytest.mark.full),
 ]

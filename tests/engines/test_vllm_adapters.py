@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from safetensors.torch import load_file, save_file
 
+from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.protocol.adapters import AdapterRegistry
 from tests.support import engines
 from tests.support.adapter_traffic import command, letters, load, load_on, say, states, swap
@@ -280,6 +281,10 @@ async def test_a_killed_engine_and_a_killed_sidecar_come_back_with_their_adapter
 async def test_without_adapters_in_the_engine_the_refusal_names_its_option(
     vllm: EngineServer, pair: Pair, spoken: Path, tmp_path: Path
 ) -> None:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        control = VllmControl(vllm.url, session)  # another test may have left it on another version
+        await control.facts(seconds=SECONDS)
+        await control.load_full(str(pair.old), "1.0", seconds=SECONDS)
     command_line = ("proxy", "--backend", "vllm", "--upstream", vllm.url, "--version", "1.0")
     with ExitStack() as stack:
         served = Served(tmp_path / "sidecar", pair.old, command=command_line, roots=[pair.old.parent])

@@ -116,6 +116,7 @@ async def test_an_engine_on_another_version_loads_the_right_one_and_proves_it(
         assert [rank.digest for rank in backend.ranks()] == [digest_of(folder)]
 
 
+@pytest.mark.full
 async def test_a_killed_engine_is_missed_and_its_next_start_is_taken_over(
     pair: Pair, tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:

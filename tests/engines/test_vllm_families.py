@@ -41,7 +41,7 @@ def qwen3(out: Path, seed: int) -> Path:
 
 
 FAMILIES = [
-    pytest.param(qwen2, LORA, id="Qwen2ForCausalLM"),  # biases, the embedding is the head, adapters
+    pytest.param(qwen2, LORA, id="Qwen2ForCausalLM", marks=pytest.mark.full),  # biases, a tied head
     pytest.param(qwen3, (), id="Qwen3ForCausalLM"),  # norms in the attention, a head tied to the embedding
     pytest.param(llama, LORA, id="LlamaForCausalLM", marks=pytest.mark.full),
 ]

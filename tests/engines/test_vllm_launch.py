@@ -22,7 +22,7 @@ from tests.support.models import Pair
 from tests.support.orders import digest_of
 from tests.support.whole_folders import order
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.full]  # test_vllm_pod starts engines by the launcher, too
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ async def test_a_sidecar_that_was_killed_takes_over_what_it_had_proved(world: Wo
     assert world.pod.boot_id() == boot
 
 
+@pytest.mark.full
 async def test_a_load_that_fails_in_the_engine_costs_a_start_on_the_old_version(world: World) -> None:
     """Without weights it says that it is healthy, and dies of the next request: it gets none."""
     boot, wanted = world.pod.boot_id(), await world.client.texts()

@@ -17,7 +17,7 @@ from tests.support.engine_ranks import SECONDS, Client, Ranks, codes, good
 from tests.support.models import LOWER, UPPER, Pair
 from tests.support.orders import digest_of
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.full]  # in test_rank_faults two ranks change behind a sidecar
 
 
 @pytest.fixture(scope="module")
