@@ -40,8 +40,8 @@ class BenchedEngine(Protocol):
     def control(self) -> EngineControl:
         """Return its control side; it is closed by whoever asked."""
 
-    def backends(self) -> Mapping[str, Backend]:
-        """Return a new backend for each route into it; none is started."""
+    def backends(self) -> Mapping[str, Callable[[], Backend]]:
+        """Return what makes a backend, not started, for each route into it."""
 
 
 class Vllm:
@@ -73,12 +73,12 @@ class Vllm:
         """Return its control side."""
         return self._control()
 
-    def backends(self) -> Mapping[str, Backend]:
-        """Return a new backend for each route into it; none is started."""
+    def backends(self) -> Mapping[str, Callable[[], Backend]]:
+        """Return what makes a backend, not started, for each route into it."""
         return {
-            IN_PROCESS: ExternalBackend(self._control(), requests=Flights(), restart=RestartWish()),
+            IN_PROCESS: lambda: ExternalBackend(self._control(), requests=Flights(), restart=RestartWish()),
             # vLLM on CPU packs linear layers, and shows nothing in their place.
-            PLAIN: PlainVllm(
+            PLAIN: lambda: PlainVllm(
                 self._control(),
                 folder=self._folder / "plain",
                 requests=Flights(),
@@ -114,11 +114,11 @@ class SglangServer:
         """Return its control side."""
         return SglangControl(SglangClient(self.url))
 
-    def backends(self) -> Mapping[str, Backend]:
-        """Return a new backend for each route into it; none is started."""
+    def backends(self) -> Mapping[str, Callable[[], Backend]]:
+        """Return what makes a backend, not started, for each route into it."""
         return {
-            IN_PROCESS: ExternalBackend(self.control(), requests=Flights(), restart=RestartWish()),
-            PLAIN: PlainSglang(SglangClient(self.url), folder=self._folder / "plain", wish=RestartWish()),
+            IN_PROCESS: lambda: ExternalBackend(self.control(), requests=Flights(), restart=RestartWish()),
+            PLAIN: lambda: PlainSglang(SglangClient(self.url), folder=self._folder / "plain", wish=RestartWish()),
         }
 
 

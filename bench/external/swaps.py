@@ -46,11 +46,12 @@ async def measure_engine(
     """Start the engine and change its weights in every way."""
     rows, beside = list[RouteRow](), None
     try:
-        for route, backend in engine.backends().items():
+        for route, make in engine.backends().items():
             # Each route begins with an engine that no other one has changed.
             report(f"{engine.name}: started on {versions.name}; swaps {route}, up to {turns} there and back")
             await asyncio.to_thread(_started_anew, engine, versions)
             try:
+                backend = make()
                 async with _coordinated(backend, versions) as coordinator:
                     named = _Named(engine, versions, route)
                     rows += await _swaps(coordinator, named, versions, budget=budget, turns=turns)

@@ -13,7 +13,7 @@ from modelswap_engine.http.proxy.dialects import SGLANG
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.models import LOWER, Pair, tiny_llama
-from tests.support.proxied import Versions, listen, nothing_is_lost_and_nothing_mixed, swap
+from tests.support.proxied import Versions, listen, nothing_is_lost_and_nothing_mixed, standing_before, swap
 from tests.support.serve import Served
 from tests.support.sglang import Sglang
 
@@ -37,16 +37,8 @@ async def ask_engine(sglang: Sglang, made: Versions) -> None:
 
 @pytest.fixture(scope="module")
 def sidecar(sglang: Sglang, versions: Versions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("sidecar")
-    command = ("proxy", "--backend", "sglang", "--upstream", sglang.url, "--version", "1.0")
-    served = Served(
-        folder, versions.folders["1.0"], command=command, roots=[path.parent for path in versions.folders.values()]
-    )
-    served.start()
-    try:
-        yield served.wait_ready()
-    finally:
-        served.stop()
+    with standing_before("sglang", sglang.url, versions, tmp_path_factory.mktemp("sidecar")) as served:
+        yield served
 
 
 @pytest.fixture

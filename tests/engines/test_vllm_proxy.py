@@ -15,7 +15,16 @@ from tests.support import models
 from tests.support.engines import EngineServer
 from tests.support.models import Pair
 from tests.support.orders import hashes_of
-from tests.support.proxied import ASKED, Versions, listen, load, more, nothing_is_lost_and_nothing_mixed, swap
+from tests.support.proxied import (
+    ASKED,
+    Versions,
+    listen,
+    load,
+    more,
+    nothing_is_lost_and_nothing_mixed,
+    standing_before,
+    swap,
+)
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.engine
@@ -42,16 +51,8 @@ async def ask_engine(vllm: EngineServer, made: Versions) -> None:
 
 @pytest.fixture(scope="module")
 def sidecar(vllm: EngineServer, versions: Versions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("sidecar")
-    command = ("proxy", "--backend", "vllm", "--upstream", vllm.url, "--version", "1.0")
-    served = Served(
-        folder, versions.folders["1.0"], command=command, roots=[path.parent for path in versions.folders.values()]
-    )
-    served.start()
-    try:
-        yield served.wait_ready()
-    finally:
-        served.stop()
+    with standing_before("vllm", vllm.url, versions, tmp_path_factory.mktemp("sidecar")) as served:
+        yield served
 
 
 @pytest.fixture

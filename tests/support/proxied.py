@@ -3,8 +3,8 @@
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +37,19 @@ class Versions:
                 assert await control.flush(seconds=SECONDS)
                 self.texts[version] = [await client.collect(prompt, tokens=TOKENS) for prompt in ASKED]
         assert len({str(texts) for texts in self.texts.values()}) == len(self.folders)
+
+
+@contextmanager
+def standing_before(engine: str, url: str, versions: Versions, folder: Path) -> Iterator[Served]:
+    """Run a sidecar before an engine that is on 1.0."""
+    command = ("proxy", "--backend", engine, "--upstream", url, "--version", "1.0")
+    roots = [path.parent for path in versions.folders.values()]
+    served = Served(folder, versions.folders["1.0"], command=command, roots=roots)
+    served.start()
+    try:
+        yield served.wait_ready()
+    finally:
+        served.stop()
 
 
 @dataclass

@@ -201,6 +201,19 @@ async def test_a_call_that_nobody_waited_for_counts_as_failed(canned: Canned, co
         await control.call_all("text", seconds=SECONDS)
 
 
+async def test_a_call_that_was_given_up_is_answered_before_the_next_one(canned: Canned, control: VllmControl) -> None:
+    """A check gives way to a swap in the middle of a call; that must not cost the engine."""
+    canned.hang = asyncio.Event()
+    asking = asyncio.create_task(control.call_all("text", seconds=SECONDS))
+    while "/collective_rpc" not in canned.calls:
+        await asyncio.sleep(0)  # until it has arrived
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    following = asyncio.create_task(control.call_all("next", seconds=SECONDS))
+    canned.hang.set()
+    assert await following == ["a", "b"]
+
+
 async def test_a_method_that_is_not_there_is_no_failure_of_ranks(canned: Canned, control: VllmControl) -> None:
     canned.collective = (404, {"detail": "Not Found"})
     with pytest.raises(BadRequest):

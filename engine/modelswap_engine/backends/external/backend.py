@@ -120,10 +120,7 @@ class ExternalBackend:
     def _distrust(self, why: str) -> WorkerLost:
         """Nobody knows what the ranks did: only another start of the engine helps."""
         self._lost()
-        self._restart.want(why, boot_id=self._facts.boot_id if self._facts is not None else "")
-        return WorkerLost(
-            f"the engine cannot be trusted any more: {why}", advice="it is restarted where that is allowed"
-        )
+        return self._restart.distrust(why, boot_id=self._facts.boot_id if self._facts is not None else "")
 
     async def load(self, order: Load) -> Sequence[Reply]:
         """Take over what the engine holds, where that is proven to be the version; else have it loaded.

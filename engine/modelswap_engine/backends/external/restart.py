@@ -7,6 +7,8 @@ nothing of who that is, nor of whether it is allowed.
 import logging
 from typing import Final
 
+from modelswap_engine.protocol.errors import WorkerLost
+
 log: Final = logging.getLogger("modelswap.external")
 
 
@@ -32,6 +34,13 @@ class RestartWish:
         if not self.wanted:
             self.reason, self.boot_id = reason, boot_id
             log.error("a restart of the engine is wanted: %s", reason)
+
+    def distrust(self, why: str, *, boot_id: str) -> WorkerLost:
+        """Wish it because nobody knows what is live in this start; return what to tell whoever asked for something."""
+        self.want(why, boot_id=boot_id)
+        return WorkerLost(
+            f"the engine cannot be trusted any more: {why}", advice="it is restarted where that is allowed"
+        )
 
     def seen(self, boot_id: str) -> None:
         """The engine answers under this boot id; another start than the unwanted one fulfils the wish."""

@@ -11,8 +11,8 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import aiohttp
 from msgspec import structs
@@ -21,6 +21,8 @@ from modelswap_engine.backends.adapters import AdapterOptions
 from modelswap_engine.backends.external.control import AdapterFacts, EngineFacts
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
+
+T = TypeVar("T")
 
 METHOD: Final = "modelswap"
 LOAD: Final = "/v1/load_lora_adapter"
@@ -51,6 +53,7 @@ class VllmControl:
         self._url = url.rstrip("/")
         self._session = session
         self._calling = asyncio.Lock()
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._made_up = uuid.uuid4().hex
         self._away = False
         self._boot_id = ""
@@ -205,6 +208,9 @@ class VllmControl:
         return results if isinstance(results, list) else []
 
     async def _ask_ranks(self, path: str, body: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        return await self._to_its_end(self._ranks_answer(path, body, seconds=seconds))
+
+    async def _ranks_answer(self, path: str, body: dict[str, Any], *, seconds: float) -> dict[str, Any]:
         async with self._alone():
             try:
                 async with bounded("calling all ranks", seconds):
@@ -222,6 +228,9 @@ class VllmControl:
             NotReady, WorkerLost: as :meth:`call_all`; also where one of several ranks refused, for the others' answers
                 stay behind.
         """
+        return await self._to_its_end(self._through_ranks(verb, path, seconds=seconds, **options))
+
+    async def _through_ranks(self, verb: str, path: str, *, seconds: float, **options: Any) -> tuple[int, str]:
         async with self._alone():
             try:
                 async with bounded(f"{verb} {path}", seconds):
@@ -237,6 +246,21 @@ class VllmControl:
                     f"a rank of {self._ranks} refused {verb} {path}: {said(text)}", advice="restart the engine"
                 )
             return status, text
+
+    async def _to_its_end(self, call: Coroutine[Any, Any, T]) -> T:
+        """Have a call to the ranks answered also where whoever waits for it gives up, as a check does for a swap.
+
+        A call that is broken off leaves answers behind, and costs a restart of the engine.
+        """
+        task = asyncio.ensure_future(call)
+        self._under_way.add(task)
+        task.add_done_callback(self._over)
+        return await asyncio.shield(task)
+
+    def _over(self, task: asyncio.Future[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at: nobody may be left who waits for it
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -294,7 +318,10 @@ class VllmControl:
         return found if isinstance(found, dict) else {}
 
     async def close(self) -> None:
-        """Close the session."""
+        """Give up calls that nobody waits for any more, and close the session."""
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
         await self._session.close()
 
     async def _development(self, path: str, **params: str) -> dict[str, Any] | None:

@@ -121,10 +121,7 @@ class PlainVllm:
 
     def _distrust(self, why: str) -> WorkerLost:
         """Nobody knows what is live: only another start of the engine helps."""
-        self._restart.want(why, boot_id=self._boot_id)
-        return WorkerLost(
-            f"the engine cannot be trusted any more: {why}", advice="it is restarted where that is allowed"
-        )
+        return self._restart.distrust(why, boot_id=self._boot_id)
 
     @property
     def _boot_id(self) -> str:
