@@ -110,13 +110,15 @@ def resident_bytes(slot: Slot, pod: Pod) -> int:
 async def test_an_engine_that_dies_comes_back_on_the_assigned_version(pods: Slot) -> None:
     await decided(pods, "1.1", NEW)
     name, pod = next(iter(pods.pods().items()))
+    before = await asyncio.to_thread(pods.state, pod)
     async with load_on(pods) as load:
         await load.served_more(2)
         killed = await asyncio.to_thread(pods.exec_python, name, _KILL_ENGINE)
         assert "killed" in killed.stdout, killed.stderr
         await asyncio.to_thread(pods.wait_restarted, name, pod.restarts)
-        await asyncio.to_thread(pods.wait_serving, pod, digest_of(pods, NEW))
+        await asyncio.to_thread(pods.wait_serving, pod, digest_of(pods, NEW), since=before)
         started = await asyncio.to_thread(pods.exec_python, name, _STARTED_ON)
+        assert started.returncode == 0, started.stderr
         assert started.stdout.strip() == digest_of(pods, NEW), "the template names the old one"
         await load.served_more(4)
     assert load.summary().mixed == 0, load.summary().lines()

@@ -38,10 +38,12 @@ class FakeStarting:
 
     Attributes:
         told: digests that were offered, "" for each withdrawal.
+        start: the boot id that it tells, "" when it tells none.
     """
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.start = ""
 
     async def offer(self, order: Load) -> Path:
         self.told.append(order.digest)
@@ -92,6 +94,7 @@ class ExternalWorld:
             requests=requests or self.control.requests(),
             restart=self.restart,
             starting=self.launcher if loads_anew else None,
+            launched=lambda: self.launcher.start,
         )
         clock = SystemClock()
         self.gate = Gate(clock=clock)

@@ -231,13 +231,15 @@ class Slot:
         assert check.ok
         assert check.digest == digest
 
-    def wait_serving(self, pod: Pod, digest: str) -> None:
-        """Wait until all ranks of a pod have proved this digest and it may be asked."""
+    def wait_serving(self, pod: Pod, digest: str, *, since: EngineState) -> None:
+        """Wait until all ranks of a pod, of another start than those of ``since``, have proved this digest."""
+        before = {rank.boot_id for rank in since.ranks}
         patient = stamina.retry_context(on=(NotYet, *UNREACHABLE), attempts=None, timeout=240, wait_max=1)
         for attempt in patient:
             with attempt:
                 state = self.state(pod)
-                if not state.ready or {rank.digest for rank in state.ranks} != {digest}:
+                new = before.isdisjoint(rank.boot_id for rank in state.ranks)
+                if not (state.ready and new) or {rank.digest for rank in state.ranks} != {digest}:
                     raise NotYet(f"pod {pod.name} is {state.reason or 'ready'}: {state.message}, {state.ranks}")
 
     def pods(self) -> dict[str, Pod]:

@@ -12,7 +12,7 @@ from modelswap_engine.backends.external.adapter_folders import AdapterFolders
 from modelswap_engine.backends.external.adapters import AdapterControl, ExternalAdapters, NoAdapters
 from modelswap_engine.backends.external.backend import ExternalBackend
 from modelswap_engine.backends.external.control import EngineControl, Requests
-from modelswap_engine.backends.external.handshake import UntrustedError, read_boot
+from modelswap_engine.backends.external.handshake import Boot, UntrustedError, read_boot
 from modelswap_engine.backends.external.loading import Starting
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
@@ -85,7 +85,13 @@ def driven(
     control, routes = _controls(engine, place)
     adapters = ExternalAdapters(routes, AdapterFolders(place.adapter_dir, limit_bytes=place.adapter_bytes))
     backend = ExternalBackend(
-        control, requests=requests, restart=restart, settings=bounds, starting=place.starting, adapters=adapters
+        control,
+        requests=requests,
+        restart=restart,
+        settings=bounds,
+        starting=place.starting,
+        adapters=adapters,
+        launched=partial(_launched, place.runtime_dir),
     )
     return backend, adapters
 
@@ -132,8 +138,17 @@ def _sglang(place: Place) -> SglangClient:
 
 
 def _started_on(runtime: Path | None) -> str:
-    try:
-        boot = read_boot(runtime) if runtime is not None else None
-    except UntrustedError:
-        boot = None
+    boot = _boot(runtime)
     return boot.digest if boot is not None else ""
+
+
+def _launched(runtime: Path | None) -> str:
+    boot = _boot(runtime)
+    return boot.boot_id if boot is not None else ""
+
+
+def _boot(runtime: Path | None) -> Boot | None:
+    try:
+        return read_boot(runtime) if runtime is not None else None
+    except UntrustedError:
+        return None

@@ -213,6 +213,18 @@ async def test_an_engine_that_was_restarted_is_proven_again(tmp_path: Path) -> N
         assert {rank.boot_id for rank in first}.isdisjoint({rank.boot_id for rank in second})
 
 
+@pytest.mark.parametrize("word", ["", "another"], ids=["it ended", "it was started again"])
+async def test_the_launchers_word_is_believed_at_once(tmp_path: Path, word: str) -> None:
+    world = ExternalWorld(tmp_path)
+    world.launcher.start = "first"
+    async with world.running():
+        first = {rank.boot_id for rank in world.coordinator.state().ranks}
+        world.boot(world.one)  # between two looks, so that it was never seen away
+        world.launcher.start = word
+        await world.until(lambda: first.isdisjoint(rank.boot_id for rank in world.coordinator.state().ranks))
+        await world.until(world.coordinator.ready)
+
+
 async def test_an_engine_that_starts_on_another_version_serves_nobody_and_must_restart(tmp_path: Path) -> None:
     world = ExternalWorld(tmp_path, reach=20)
     world.boot(world.two)

@@ -8,7 +8,7 @@ An engine cannot be started from here. Where it cannot be trusted any more, it c
 """
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -56,6 +56,7 @@ class ExternalBackend:
         starting: tells whoever starts the engine on what. Where nobody listens, an engine that holds another version
             than it must cannot be helped.
         adapters: those of the engine; None where none are to be.
+        launched: names the start that the engine's launcher speaks of, "" without one.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ExternalBackend:
         settings: ExternalSettings | None = None,
         starting: Starting | None = None,
         adapters: ExternalAdapters | None = None,
+        launched: Callable[[], str] = str,
     ) -> None:
         self._control = control
         self._settings = settings or ExternalSettings()
@@ -80,6 +82,7 @@ class ExternalBackend:
             answer_seconds=self._settings.answer,
             misses=self._settings.misses,
             lost=self._lost,
+            launched=launched,
         )
         self._adapters = adapters
         if adapters is not None:

@@ -1,6 +1,7 @@
 """Looks after an engine that somebody else starts: it says when the engine is lost, and when it is another one.
 
-It asks the control side only, so it can neither disturb nor be held up by a swap.
+It asks the control side only, so it can neither disturb nor be held up by a swap. Where a launcher starts the engine,
+its word about an end or another start is believed at once; silence must be repeated.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ class Watch:
         answer_seconds: how long an answer may take.
         misses: how many in a row may be missing before the engine counts as lost.
         lost: told so, once for each loss.
+        launched: names the start that the launcher speaks of, "" when it speaks of none.
     """
 
     def __init__(
@@ -30,14 +32,17 @@ class Watch:
         answer_seconds: float,
         misses: int,
         lost: Callable[[], None],
+        launched: Callable[[], str] = str,
     ) -> None:
         self._control = control
         self._seconds = seconds
         self._answer_seconds = answer_seconds
         self._most = misses
         self._lost = lost
+        self._launched = launched
         self._missed = 0
         self._boot_id = ""
+        self._launch = ""
         self._hurried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -48,7 +53,7 @@ class Watch:
 
     def expect(self, boot_id: str) -> None:
         """From now on the engine is this start; any other is a loss of it."""
-        self._boot_id, self._missed = boot_id, 0
+        self._boot_id, self._missed, self._launch = boot_id, 0, self._launched()
 
     def hurry(self) -> None:
         """Ask now."""
@@ -74,6 +79,12 @@ class Watch:
             await asyncio.sleep(self._seconds / 10)
 
     async def _look(self) -> None:
+        launched = self._launched()
+        if self._launch and launched != self._launch:
+            log.warning("the engine %s, says its launcher", "was started again" if launched else "ended")
+            self._launch, self._missed = "", self._most
+            self._lost()
+            return
         if not await self._control.alive(seconds=self._answer_seconds):
             self._missed += 1
             if self._missed == self._most and self._boot_id:
