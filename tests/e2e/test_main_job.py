@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from demo.answers import mixed_by_text
 from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, decode
 from tests.support.models import LOWER, UPPER
+from tests.support.plugin import plugin
 from tests.support.stack import Pod, Slot
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -90,3 +93,36 @@ async def test_suspend_publishes_the_plan_and_does_nothing(slot: Slot) -> None:
         assert live is not None
         assert live.digest == old.digest
     await decided(slot, "1.0", "v1")
+
+
+async def test_the_kubectl_plugin_asks_the_pods_and_goes_back(slot: Slot, tmp_path: Path) -> None:
+    old, new = manifest_of(slot.models / "v1"), manifest_of(slot.models / "v2")
+    await decided(slot, "1.0", "v1", digest=old.digest)
+    await decided(slot, "1.1", "v2", digest=new.digest)
+
+    async def run(*arguments: str, stdin: str | None = None) -> str:
+        place = ("--namespace", slot.namespace)
+        done = await asyncio.to_thread(plugin, slot.cluster.kubeconfig, *arguments, *place, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    wanted = {key: slot.get()[key] for key in ("apiVersion", "kind", "spec")}
+    wanted["metadata"] = {"name": slot.name, "namespace": slot.namespace}
+    wanted["spec"] |= {"version": "1.0", "source": {"uri": f"file://{slot.inside('v1')}", "digest": old.digest}}
+    (plan,) = json.loads(await run("plan", "-f", "-", "-o", "json", stdin=json.dumps(wanted)))
+    changed = [entry for entry in new.tensors if old.by_name[entry.name].sha256 != entry.sha256]
+    assert (plan["pods"], plan["plan"]["changed_tensors"]) == (len(slot.pods()), len(changed))
+    checks = json.loads(await run("check", slot.name, "-o", "json"))
+    assert {name: check["digest"] for name, check in checks.items()} == dict.fromkeys(slot.pods(), new.digest)
+    archive = tmp_path / "bundle.tar.gz"
+    await run("support-bundle", slot.name, "--filename", str(archive))
+    with tarfile.open(archive) as bundle:
+        names = bundle.getnames()
+        unseen = bundle.extractfile(f"modelswap-{slot.name}/unseen.txt")
+        assert unseen is not None
+        assert unseen.read() == b"everything could be looked at\n"
+    assert {f"modelswap-{slot.name}/pods/{name}.state.json" for name in slot.pods()} <= set(names)
+    assert "Ready=True" in await run("rollback", slot.name, "--apply")
+    assert "Ready" in await run("doctor", slot.name)
+    for pod in slot.pods().values():
+        assert (await asyncio.to_thread(slot.check, pod)).digest == old.digest

@@ -1,0 +1,196 @@
+"""``kubectl modelswap plan|check|adapters``: what the engines themselves say, asked through their control ports."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from modelswap_engine.cli import render
+from modelswap_engine.protocol.adapters import AdapterRegistry
+from modelswap_engine.protocol.engine_state import EngineState
+from modelswap_engine.protocol.errors import ModelswapError
+from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Plan, PlanRequest, VersionRef
+from modelswap_operator.api.labels import MODELVERSION_KIND
+from modelswap_operator.cli import views
+from modelswap_operator.cli.engines import Engines
+from modelswap_operator.cli.failures import PluginError
+from modelswap_operator.cli.kubectl import Kubectl
+from modelswap_operator.cli.looking import MODELVERSION
+from modelswap_operator.cli.options import Context, Format, Kubeconfig, Name, Namespace, cluster
+from modelswap_operator.cli.slots import Slot, slot_of
+from modelswap_operator.cli.views import Output
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (plan, check, adapters):
+        app.command()(command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a change would do to the pods that serve one version now."""
+
+    slot: str
+    live: VersionRef
+    pods: int
+    plan: Plan
+
+
+def plan(
+    file: Annotated[Path, typer.Option("-f", "--filename", help="File with the new ModelVersion; - reads it.")],
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    output: Format = Output.TEXT,
+) -> None:
+    """Show what applying a file would do, from each version that is served now, without doing it.
+
+    Exit code 1 when some pod would refuse it.
+    """
+    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    slots = [slot_of(thing) for thing in _checked(kubectl, file)]
+    if not slots:
+        raise PluginError(f"{file} has no {MODELVERSION_KIND}")
+    found = [planned for slot in slots for planned in _planned(kubectl, slot)]
+    if output is Output.TEXT:
+        views.show(Group(*(line for one in found for line in _shown(one))))
+    else:
+        views.data([_plain(one) for one in found], output)
+    if any(one.plan.refusals for one in found):
+        raise typer.Exit(1)
+
+
+def _checked(kubectl: Kubectl, file: Path) -> list[dict[str, Any]]:
+    """Return the ModelVersions of a file as the API server would have them, which refuses what breaks a rule."""
+    try:
+        text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PluginError(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    answer = json.loads(kubectl.run("apply", "--dry-run=server", "-f", "-", "-o", "json", stdin=text))
+    things = answer["items"] if answer["kind"] == "List" else [answer]
+    return [thing for thing in things if thing["kind"] == MODELVERSION_KIND]
+
+
+def _planned(kubectl: Kubectl, slot: Slot) -> Iterator[Planned]:
+    """Ask one pod of each version that is served now."""
+    engines = Engines(kubectl=kubectl, namespace=slot.namespace, slot=slot.name)
+    pods = engines.pods()
+    if not pods:
+        raise PluginError(
+            f"slot {slot.name} has no pods in namespace {slot.namespace}",
+            advice=f"kubectl modelswap doctor {slot.name}",
+        )
+    source, spec = slot.spec.source, slot.spec
+    request = PlanRequest(
+        target=VersionRef(version=spec.version, uri=source.uri, digest=source.digest),
+        traffic=spec.traffic.to_wire(),
+        loading=spec.loading.to_wire(),
+    )
+    plans: dict[str, tuple[VersionRef, Plan]] = {}
+    counts: dict[str, int] = {}
+    for pod in pods:
+        with engines.reach(pod) as client:
+            live = client.get("/state", EngineState).live or VersionRef()
+            counts[live.digest] = counts.get(live.digest, 0) + 1
+            if live.digest not in plans:
+                typer.echo(f"asking {pod['metadata']['name']} …", err=True)
+                plans[live.digest] = (live, client.post("/plan", request, Plan))
+    for digest, (live, answer) in plans.items():
+        yield Planned(slot=slot.name, live=live, pods=counts[digest], plan=answer)
+
+
+def _shown(one: Planned) -> Iterator[Any]:
+    pods = "1 pod" if one.pods == 1 else f"{one.pods} pods"
+    yield Text(f"{one.slot}: {pods} from {one.live.version or 'no version'} ({views.short(one.live.digest)})", "bold")
+    yield render.plan(one.plan)
+
+
+def _plain(one: Planned) -> dict[str, Any]:
+    return {
+        "slot": one.slot,
+        "from": msgspec.to_builtins(one.live),
+        "pods": one.pods,
+        "plan": msgspec.to_builtins(one.plan),
+    }
+
+
+def check(
+    name: Name,
+    pattern: Annotated[str, typer.Argument(help="Glob over tensor names.")] = "*",
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    output: Format = Output.TEXT,
+) -> None:
+    """Hash the live tensors of every pod again, beside serving, and compare them with the version's manifest.
+
+    Exit code 1 when a pod holds other bytes, or could not be asked.
+    """
+    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    slot = slot_of(kubectl.get(MODELVERSION, name))
+    engines = Engines(kubectl=kubectl, namespace=slot.namespace, slot=name)
+    results: dict[str, CheckResult | str] = {}
+    for pod in engines.pods():
+        podname = pod["metadata"]["name"]
+        typer.echo(f"hashing in {podname} …", err=True)
+        results[podname] = _asked(engines, pod, pattern)
+    if not results:
+        raise PluginError(f"slot {name} has no pods", advice=f"kubectl modelswap doctor {name}")
+    if output is Output.TEXT:
+        columns = ("pod", "digest", "tensors", "bytes", "result")
+        views.show(views.rows(columns, (_row(pod, result) for pod, result in results.items())))
+    else:
+        views.data({pod: _builtins(result) for pod, result in results.items()}, output)
+    if any(isinstance(result, str) or not result.ok for result in results.values()):
+        raise typer.Exit(1)
+
+
+def _asked(engines: Engines, pod: dict[str, Any], pattern: str) -> CheckResult | str:
+    try:
+        with engines.reach(pod) as client:
+            return client.post("/check", CheckRequest(pattern=pattern), CheckResult)
+    except ModelswapError as error:
+        return f"{error.code}: {error.message}"
+
+
+def _row(pod: str, result: CheckResult | str) -> tuple[str, str, str, str, str]:
+    if isinstance(result, str):
+        return pod, "-", "-", "-", result
+    wrong = ", ".join(item.name for item in result.mismatched[:3])
+    more = f" and {len(result.mismatched) - 3} more" if len(result.mismatched) > 3 else ""
+    verdict = "ok" if result.ok else f"MISMATCH: {wrong}{more}" if wrong else "MISMATCH: ranks disagree"
+    if result.ok and result.unverifiable:
+        verdict = f"ok as far as it could be seen ({len(result.unverifiable)} could not)"
+    return pod, views.short(result.digest), str(result.checked), render.size(result.bytes), verdict
+
+
+def _builtins(result: CheckResult | str) -> Any:
+    return {"error": result} if isinstance(result, str) else msgspec.to_builtins(result)
+
+
+def adapters(
+    name: Name,
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    output: Format = Output.TEXT,
+) -> None:
+    """Show the adapters that each pod of a slot has, as the pods say themselves."""
+    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    slot = slot_of(kubectl.get(MODELVERSION, name))
+    engines = Engines(kubectl=kubectl, namespace=slot.namespace, slot=name)
+    found: dict[str, AdapterRegistry] = {}
+    for pod in engines.pods():
+        with engines.reach(pod) as client:
+            found[pod["metadata"]["name"]] = client.get("/adapters", AdapterRegistry)
+    if output is not Output.TEXT:
+        views.data({pod: msgspec.to_builtins(registry) for pod, registry in found.items()}, output)
+        return
+    views.show(Group(*(part for pod, r in found.items() for part in (Text(pod, "bold"), render.adapters(r)))))

@@ -1,0 +1,65 @@
+"""``kubectl modelswap rollback``: the way back, for Git by default, into the cluster when asked."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from modelswap_operator.cli import views
+from modelswap_operator.cli.failures import PluginError
+from modelswap_operator.cli.looking import MODELVERSION, follow
+from modelswap_operator.cli.options import Context, Kubeconfig, Name, Namespace, cluster
+from modelswap_operator.cli.slots import patch_to, revision_to_return_to, slot_of
+
+FIELD_MANAGER = "modelswap-cli"
+"""Not ``kubectl-…``: Flux takes back what managers of that prefix wrote."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(rollback)
+
+
+def rollback(
+    name: Name,
+    to_revision: Annotated[
+        int | None, typer.Option(min=0, help="Revision of `history`; else the last good one that is not wanted now.")
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write it to the cluster instead of printing it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also where Flux, Argo CD or Helm writes the object.")] = False,
+    wait: Annotated[bool, typer.Option(help="With --apply: follow until it is Ready.")] = True,
+    namespace: Namespace = "",
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+) -> None:
+    """Print the change that leads back to an earlier version; with --apply make it."""
+    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    slot = slot_of(kubectl.get(MODELVERSION, name))
+    revision = revision_to_return_to(slot, to_revision)
+    patch = patch_to(revision)
+    typer.echo(
+        f"# {slot.namespace}/{name}: from {slot.spec.version} back to {revision.version}, "
+        f"revision {revision.revision}, {revision.digest or 'no digest known'}",
+        err=apply,
+    )
+    if not apply:
+        where = (
+            f"This object is written by {slot.managed_by}: change it where that reads it." if slot.managed_by else ""
+        )
+        typer.echo(views.as_yaml(patch), nl=False)
+        typer.echo(f"# {where or f'kubectl modelswap rollback {name} --apply makes this change in the cluster.'}")
+        return
+    if slot.managed_by and not force:
+        raise PluginError(
+            f"modelversion {name} is written by {slot.managed_by}, which would undo this",
+            advice="make the change where that reads it, or use --force and stop the reconciliation first",
+        )
+    body = {**patch, "metadata": {"resourceVersion": slot.resource_version}}
+    done = kubectl.run(
+        "patch", MODELVERSION, name, "--type=merge", f"--field-manager={FIELD_MANAGER}", "-p", json.dumps(body)
+    )
+    typer.echo(done.strip())
+    if wait:
+        stalled = follow(kubectl, name, seconds=None).stalled
+        if stalled is not None:
+            raise PluginError(f"modelversion {name} is Stalled, {stalled.reason}: {stalled.message}")
