@@ -33,6 +33,7 @@ class BackgroundLoad:
         load = self._running()
         try:
             asyncio.run_coroutine_threadsafe(load.__aexit__(kind, error, trace), self._loop).result()
+            asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -62,6 +63,12 @@ class BackgroundLoad:
     async def _start(self) -> None:
         self._load = Load(self._url, model=self._model, streams=self._streams, max_tokens=self._max_tokens)
         await self._load.__aenter__()
+
+    async def _settle(self) -> None:
+        """Let what the client library finalises by itself end before its loop does."""
+        await self._loop.shutdown_asyncgens()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _running(self) -> Load:
         if self._load is None:

@@ -70,6 +70,7 @@ class Demo:
         with step("building the images from this checkout", quiet=True):
             build_images(self.cluster, *(() if self.facts.engine == EMBEDDED else ("operator", *engine_values.IMAGES)))
         self._slot.install_operator()
+        self._slot.clear()
         self._slot.install_engine(replicas=_REPLICAS)
         generation = self._slot.apply(EXAMPLES / "modelversion.yaml")
         self._slot.settle(generation, to="Ready")

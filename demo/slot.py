@@ -53,6 +53,16 @@ class DemoSlot:
         }
         self._helm("modelswap", "charts/modelswap", values, namespace=OPERATOR_NAMESPACE)
 
+    def clear(self) -> None:
+        """Remove what an earlier run left, so that each begins with new pods of 1.0 that have nothing in memory."""
+        if self._name not in self.cluster.helm("list", "--short", "--namespace", self._namespace).split():
+            return
+        say("an earlier run's release and object are removed first:")
+        gone = ["uninstall", self._name, "--namespace", self._namespace, "--wait", "--timeout=5m"]
+        command(["helm", *gone])
+        self.cluster.helm(*gone)
+        self.release()
+
     def install_engine(self, *, replicas: int) -> None:
         """Install the engine pods, which start with version 1.0, and their Service."""
         values = {
@@ -140,8 +150,8 @@ class DemoSlot:
 
     def release(self) -> None:
         """Take the pods out of modelswap's hands: from here on their template alone says what they serve."""
-        self.show("delete", "modelversion", self._name)
-        self.show("delete", "configmap", f"modelswap-{self._name}")
+        self.show("delete", "modelversion", self._name, "--ignore-not-found")
+        self.show("delete", "configmap", f"modelswap-{self._name}", "--ignore-not-found")
 
     def roll_out(self, *, path: str, version: str) -> float:
         """Change the model in the pods' template; return the seconds from then until only the new pods serve."""
