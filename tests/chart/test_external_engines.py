@@ -214,13 +214,28 @@ def test_embedded_pods_have_nothing_of_this(charts: Charts) -> None:
     assert "lifecycle" not in engine(objects)
 
 
-def test_the_values_of_the_guide_render_as_they_are_written(charts: Charts) -> None:
-    guide = (REPOSITORY / "docs" / "guides" / "vllm.md").read_text()
+def guided(name: str) -> dict[str, Any]:
+    """Return the values that a user's guide shows."""
+    guide = (REPOSITORY / "docs" / "guides" / f"{name}.md").read_text()
     block = re.search(r"```\n(slot: chat\n.*?)```", guide, re.DOTALL)
     assert block is not None
-    objects = charts.template(CHART, yaml.safe_load(block[1]))
-    assert engine(objects)["image"] == "registry.example.com/vllm-cpu:v0.32.0"
-    assert engine(objects)["args"] == [
-        "vllm", "serve", "{model}", "--served-model-name=chat", "--max-model-len=8192", "--enforce-eager",
-    ]  # fmt: skip
+    found: dict[str, Any] = yaml.safe_load(block[1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_the_values_of_a_guide_render_as_they_are_written(charts: Charts, name: str) -> None:
+    values = guided(name)
+    objects = charts.template(CHART, values)
+    container = engine(objects)
+    assert container["image"] == f"registry.example.com/{name}-cpu:{values['engine']['image']['tag']}"
+    assert container["args"][-len(values["engine"]["args"]) :] == values["engine"]["args"]
+    assert "--served-model-name=chat" in container["args"]
+    assert (
+        container["args"][:3]
+        == {
+            "vllm": ["vllm", "serve", "{model}"],
+            "sglang": ["python3", "-m", "sglang.launch_server"],
+        }[name]
+    )
     assert volumes(objects)["models"]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
