@@ -9,7 +9,18 @@ import aiohttp
 import pytest
 from transformers import AutoTokenizer
 
-from tests.support.adapter_traffic import command, letters, load, load_on, say, states, swap
+from tests.support.adapter_traffic import (
+    command,
+    letters,
+    load,
+    load_on,
+    never_the_base,
+    refuses_rank_16,
+    say,
+    states,
+    swap,
+    takes_no_more,
+)
 from tests.support.clients import makers
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS
 from tests.support.lora import random_adapter, speaking
@@ -164,15 +175,10 @@ async def test_what_the_engine_brings_back_by_itself_answers_nobody_and_is_in_no
 async def test_more_than_the_engine_can_hold_is_refused_by_the_name_of_its_option(
     served: Served, engine: Sglang, pair: Pair, spoken: Path
 ) -> None:
-    for letter in "kqzx":
-        await load(served, letter, spoken / letter)
-    refused = await command(served, "adapter", "load", "more", "--source", str(spoken / "w"), code=1)
-    assert "--max-loaded-loras" in refused
+    await takes_no_more(served, spoken, spare="w", option="--max-loaded-loras")
     assert len(await held(engine)) == HELD
-    assert [(await say(served, letter)).text for letter in "kqzx"] == [letter * 24 for letter in "kqzx"]
     await command(served, "adapter", "unload", "k")
-    wide = random_adapter(pair.old, pair.old.parent / "broad", seed=1, r=16, target_modules=["q_proj"])
-    assert "--max-lora-rank" in await command(served, "adapter", "load", "wide", "--source", str(wide), code=1)
+    await refuses_rank_16(served, pair.old)
     mixed = random_adapter(
         pair.old,
         pair.old.parent / "mixed",
@@ -193,9 +199,5 @@ async def test_a_killed_engine_comes_back_with_its_adapters(
     boot = served.state().ranks[0].boot_id
     engine.kill()
     await asyncio.to_thread(engine.start(pair.old).wait_ready)
-    async with asyncio.timeout(4 * SECONDS):
-        while served.state().ranks[0].boot_id == boot or not served.ready():
-            assert (await say(served, "a", tokens=4)).text in ("", "kkkk")  # an error, or the adapter: never the base
-    assert (await say(served, "a")).text == "k" * 24
+    await never_the_base(served, "a", boot=boot, letter="k", seconds=4 * SECONDS)
     assert "does not exist" in str((await say(served, "b")).error)
-    assert makers(await say(served, "tiny")) == {"1.0"}

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import torch
 
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Ranks, codes, good
-from tests.support.models import HALF, Pair, edit_tensor, tiny_llama, write_variant
+from tests.support.models import BAD_KINDS, HALF, Pair, bad_checkpoint, tiny_llama
 from tests.support.orders import digest_of, hashes_of, stage_order
 from tests.support.sglang import Client, Sglang
 
@@ -127,19 +126,12 @@ async def test_its_own_checksums_see_the_same_bytes(ranks: Ranks, client: Client
     assert await client.checksum() == inside
 
 
-@pytest.mark.parametrize("kind", ["shape", "nan", "part", "foreign"])
+@pytest.mark.parametrize("kind", BAD_KINDS)
 async def test_what_ends_the_engine_by_its_own_routes_is_refused_before_anything_is_touched(
     ranks: Ranks, client: Client, pair: Pair, tmp_path: Path, kind: str
 ) -> None:
     before = await answers(client)
-    name = "model.layers.1.self_attn.o_proj.weight"
-    bad = write_variant(pair.old, tmp_path / "bad", [name, "model.layers.1.self_attn.q_proj.weight"], seed=3)
-    if kind == "shape":
-        edit_tensor(bad, name, lambda tensor: tensor[:, :64])
-    if kind == "nan":
-        edit_tensor(bad, name, lambda tensor: torch.full_like(tensor, float("nan")))
-    if kind == "foreign":
-        bad = tiny_llama(tmp_path / "deeper", seed=3, layers=4, hidden=128)
+    bad = bad_checkpoint(pair.old, tmp_path, kind)
     groups = () if kind == "part" else await ranks.groups()
     refused = await ranks.stage_this(stage_order(pair.old, bad, operation_id="op", groups=groups))
     assert codes(refused) == {"ChecksFailed" if kind == "nan" else "IncompatibleModel"}

@@ -16,7 +16,18 @@ from safetensors.torch import load_file, save_file
 from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.protocol.adapters import AdapterRegistry
 from tests.support import engines
-from tests.support.adapter_traffic import command, letters, load, load_on, say, states, swap
+from tests.support.adapter_traffic import (
+    command,
+    letters,
+    load,
+    load_on,
+    never_the_base,
+    refuses_rank_16,
+    say,
+    states,
+    swap,
+    takes_no_more,
+)
 from tests.support.clients import makers
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Client
 from tests.support.engines import EngineServer
@@ -235,16 +246,10 @@ async def test_what_the_engine_lost_by_itself_is_there_after_the_next_exchange(
 async def test_more_than_the_engine_can_hold_is_refused_by_the_name_of_its_option(
     served: Served, engine: Engine, pair: Pair, spoken: Path
 ) -> None:
-    for letter in "kqzx":
-        await load(served, letter, spoken / letter)
-    refused = await command(served, "adapter", "load", "more", "--source", str(spoken / "K"), code=1)
-    assert "--max-cpu-loras" in refused
+    await takes_no_more(served, spoken, spare="K", option="--max-cpu-loras")
     assert len(await numbers_at(engine)) == HELD
-    assert [(await say(served, letter)).text for letter in "kqzx"] == [letter * 24 for letter in "kqzx"]
     await command(served, "adapter", "unload", "k")
-    wide = random_adapter(pair.old, pair.old.parent / "wide", seed=1, r=16, target_modules=["q_proj"])
-    refused = await command(served, "adapter", "load", "wide", "--source", str(wide), code=1)
-    assert "--max-lora-rank" in refused
+    await refuses_rank_16(served, pair.old)
     head = random_adapter(pair.old, pair.old.parent / "head", seed=1, r=2, target_modules=["lm_head"])
     matrices = head / "adapter_model.safetensors"  # of which peft makes a copy of the base's head a part
     save_file({name: tensor for name, tensor in load_file(matrices).items() if ".lora_" in name}, matrices)
@@ -260,12 +265,7 @@ async def test_a_killed_engine_and_a_killed_sidecar_come_back_with_their_adapter
     await command(served, "adapter", "unload", "b")
     boot = served.state().ranks[0].boot_id
     await asyncio.to_thread(engine.again)
-    async with asyncio.timeout(4 * SECONDS):
-        while served.state().ranks[0].boot_id == boot or not served.ready():
-            answer = await say(served, "a", tokens=4)
-            assert answer.text in ("", "kkkk")  # an error, or the adapter: never the base in its place
-    assert (await say(served, "a")).text == "k" * 24
-    assert makers(await say(served, "tiny")) == {"1.0"}
+    await never_the_base(served, "a", boot=boot, letter="k", seconds=4 * SECONDS)
 
     await asyncio.to_thread(served.kill)
     # Somebody loads an adapter around us meanwhile, and one of ours that was unloaded is there under its old name.

@@ -14,7 +14,7 @@ from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.vllm.control import VllmControl
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Client, Ranks, codes, good, reload
 from tests.support.engines import EngineServer
-from tests.support.models import LOWER, UPPER, Pair, edit_tensor, tiny_llama, write_variant
+from tests.support.models import BAD_KINDS, LOWER, UPPER, Pair, bad_checkpoint, edit_tensor, tiny_llama
 from tests.support.orders import digest_of, hashes_of, stage_order
 
 pytestmark = pytest.mark.engine
@@ -114,19 +114,12 @@ async def test_a_version_that_the_engine_does_not_hold_is_not_adopted(
     assert set("".join(await client.texts())) <= set(LOWER)
 
 
-@pytest.mark.parametrize("kind", ["shape", "nan", "part", "foreign"])
+@pytest.mark.parametrize("kind", BAD_KINDS)
 async def test_what_breaks_the_engine_by_its_own_routes_is_refused_before_anything_is_touched(
     ranks: Ranks, client: Client, pair: Pair, tmp_path: Path, kind: str
 ) -> None:
     before = await client.texts()
-    name = "model.layers.1.self_attn.o_proj.weight"
-    bad = write_variant(pair.old, tmp_path / "bad", [name, "model.layers.1.self_attn.q_proj.weight"], seed=3)
-    if kind == "shape":
-        edit_tensor(bad, name, lambda tensor: tensor[:, :64])
-    if kind == "nan":
-        edit_tensor(bad, name, lambda tensor: torch.full_like(tensor, float("nan")))
-    if kind == "foreign":
-        bad = tiny_llama(tmp_path / "deeper", seed=3, layers=4, hidden=128)
+    bad = bad_checkpoint(pair.old, tmp_path, kind)
     groups = () if kind == "part" else await ranks.groups()
     answers = await ranks.stage_this(stage_order(pair.old, bad, operation_id="op", groups=groups))
     assert codes(answers) == {"ChecksFailed" if kind == "nan" else "IncompatibleModel"}

@@ -14,7 +14,8 @@ from demo.answers import Answer
 from demo.asking import Question, ask_once
 from demo.load import Load
 from modelswap_engine.protocol.adapters import AdapterRegistry
-from tests.support.clients import two_makers
+from tests.support.clients import makers, two_makers
+from tests.support.lora import random_adapter
 from tests.support.serve import Served
 
 
@@ -70,3 +71,27 @@ def states(served: Served) -> dict[str, str]:
 async def swap(served: Served, folder: Path, version: str, *more: str) -> dict[str, Any]:
     found: dict[str, Any] = await command(served, "swap", "--source", str(folder), "--version", version, *more)
     return found
+
+
+async def takes_no_more(served: Served, spoken: Path, *, spare: str, option: str) -> None:
+    """Fill an engine that can hold four; a fifth is refused by the name of the option that bounds it."""
+    held = "kqzx"
+    for letter in held:
+        await load(served, letter, spoken / letter)
+    assert option in await command(served, "adapter", "load", "more", "--source", str(spoken / spare), code=1)
+    assert [(await say(served, letter)).text for letter in held] == [letter * 24 for letter in held]
+
+
+async def refuses_rank_16(served: Served, base: Path) -> None:
+    """An adapter wider than the engine was started for is refused by the name of that option."""
+    wide = random_adapter(base, base.parent / "wide", seed=1, r=16, target_modules=["q_proj"])
+    assert "--max-lora-rank" in await command(served, "adapter", "load", "wide", "--source", str(wide), code=1)
+
+
+async def never_the_base(served: Served, name: str, *, boot: str, letter: str, seconds: float) -> None:
+    """While an engine is away and until its next start serves, an adapter's name gets an error or the adapter."""
+    async with asyncio.timeout(seconds):
+        while served.state().ranks[0].boot_id == boot or not served.ready():
+            assert (await say(served, name, tokens=4)).text in ("", letter * 4)
+    assert (await say(served, name)).text == letter * 24
+    assert makers(await say(served, "tiny")) == {"1.0"}

@@ -395,3 +395,20 @@ def greedy(folder: Path, prompts: Iterable[str], *, tokens: int) -> list[list[in
         whole = model.generate(ids, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
         found.append(whole[0, ids.shape[1] :].tolist())
     return found
+
+
+BAD_KINDS = ("shape", "nan", "part", "foreign")
+
+
+def bad_checkpoint(base: Path, out: Path, kind: str) -> Path:
+    """Write a version that a base of :func:`tiny_llama` cannot become, one of ``BAD_KINDS``.
+
+    "part" is a good one of which one tensor of a fused group differs: bad is what is asked of it.
+    """
+    name = "model.layers.1.self_attn.o_proj.weight"
+    bad = write_variant(base, out / "bad", [name, "model.layers.1.self_attn.q_proj.weight"], seed=3)
+    if kind == "shape":
+        edit_tensor(bad, name, lambda tensor: tensor[:, :64])
+    if kind == "nan":
+        edit_tensor(bad, name, lambda tensor: torch.full_like(tensor, float("nan")))
+    return tiny_llama(out / "deeper", seed=3, layers=4, hidden=128) if kind == "foreign" else bad
