@@ -164,3 +164,13 @@ async def test_a_wait_ends_in_time(slot: Slot, terminal: Terminal) -> None:
     done = await terminal("wait", slot.name, "--timeout", "2")
     assert done.returncode == 3
     assert "is not Ready after 2 s" in done.stderr
+
+
+async def test_a_shell_completes_commands_and_names_of_slots(slot: Slot, definitions: ApiServer) -> None:
+    slot.create(V10)
+    first = await asyncio.to_thread(plugin, definitions.kubeconfig, "hist", module="completion")
+    assert first.stdout.splitlines()[0].startswith("history\t")
+    assert first.stdout.splitlines()[-1] == ":4"
+    words = ("history", "--namespace", NAMESPACE, slot.name[:-1])
+    names = await asyncio.to_thread(plugin, definitions.kubeconfig, *words, module="completion")
+    assert slot.name in names.stdout.split()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tests.support.cache import REPOSITORY, kube_binaries
 
-_CODE = "import sys; from modelswap_operator.cli.app import main; sys.argv[0] = 'kubectl-modelswap'; main()"
+_CODE = "import sys; from modelswap_operator.cli.{} import main; sys.argv[0] = 'kubectl-modelswap'; main()"
 
 
 def plugin(
-    kubeconfig: Path, *arguments: str, stdin: str | None = None, seconds: float = 120
+    kubeconfig: Path, *arguments: str, stdin: str | None = None, seconds: float = 120, module: str = "app"
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of the plugin and return what it printed."""
     environment = {
@@ -21,7 +21,7 @@ def plugin(
         "PYTHONPATH": f"{REPOSITORY / 'operator'}:{REPOSITORY / 'engine'}",
     }
     return subprocess.run(
-        [sys.executable, "-c", _CODE, *arguments],
+        [sys.executable, "-c", _CODE.format(module), *arguments],
         input=stdin,
         capture_output=True,
         text=True,

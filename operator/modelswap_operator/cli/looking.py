@@ -12,7 +12,7 @@ from modelswap_operator.api.labels import GROUP, LORAADAPTERS, MODELVERSIONS
 from modelswap_operator.cli import views
 from modelswap_operator.cli.failures import PluginError, TimedOutError, UsageError
 from modelswap_operator.cli.kubectl import Kubectl
-from modelswap_operator.cli.options import Context, Format, Kubeconfig, Name, Namespace, cluster
+from modelswap_operator.cli.options import Context, Format, Kubeconfig, Name, Namespace, cluster, slots
 from modelswap_operator.cli.slots import Slot, slot_of
 from modelswap_operator.cli.views import Output
 
@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    name: Annotated[str, typer.Argument(help="The ModelVersion; all of them when left out.")] = "",
+    name: Annotated[
+        str, typer.Argument(help="The ModelVersion; all of them when left out.", autocompletion=slots)
+    ] = "",
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Follow one slot until it is Ready or Stalled.")] = False,
     all_namespaces: Annotated[bool, typer.Option("-A", "--all-namespaces", help="In every namespace.")] = False,
     namespace: Namespace = "",

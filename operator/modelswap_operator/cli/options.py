@@ -4,10 +4,25 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from modelswap_operator.api.labels import GROUP, MODELVERSIONS
+from modelswap_operator.cli.failures import ClusterError
 from modelswap_operator.cli.kubectl import Kubectl
 from modelswap_operator.cli.views import Output
 
-Name: TypeAlias = Annotated[str, typer.Argument(help="The ModelVersion, which is the slot's name.")]
+
+def slots(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of slots for a shell that completes; nothing where the cluster does not answer."""
+    chosen = {key: context.params.get(key) or "" for key in ("namespace", "context", "kubeconfig")}
+    try:
+        names = cluster(**chosen).run("get", f"{MODELVERSIONS}.{GROUP}", "-o", "name").split()
+    except ClusterError:
+        return []
+    return [name for name in (line.rpartition("/")[2] for line in names) if name.startswith(incomplete)]
+
+
+Name: TypeAlias = Annotated[
+    str, typer.Argument(help="The ModelVersion, which is the slot's name.", autocompletion=slots)
+]
 Namespace: TypeAlias = Annotated[str, typer.Option("-n", "--namespace", help="Namespace; else your kubeconfig's.")]
 Context: TypeAlias = Annotated[str, typer.Option("--context", help="Context of your kubeconfig.")]
 Kubeconfig: TypeAlias = Annotated[str, typer.Option("--kubeconfig", help="Your kubeconfig; else $KUBECONFIG.")]
