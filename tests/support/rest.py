@@ -1,4 +1,4 @@
-"""Plain HTTP to an API server, as its administrator: what kubectl would do, without a process for each call.
+"""Plain HTTP to an API server, as its administrator or as another user: what kubectl would do, without a process.
 
 Refuses to know any kind of object.
 """
@@ -41,12 +41,13 @@ class Answer:
 class Rest:
     """One kept connection to one server."""
 
-    def __init__(self, server: ApiServer) -> None:
-        user = json.loads(server.kubeconfig.read_text())["users"][0]["user"]
+    def __init__(self, server: ApiServer, *, user: str = "") -> None:
+        kubeconfig = server.kubeconfig_of(user) if user else server.kubeconfig
+        mine = json.loads(kubeconfig.read_text())["users"][0]["user"]
         context = ssl.create_default_context(cafile=str(server.ca))
         with tempfile.NamedTemporaryFile() as pem:
             for part in ("client-key-data", "client-certificate-data"):
-                pem.write(base64.b64decode(user[part]) + b"\n")
+                pem.write(base64.b64decode(mine[part]) + b"\n")
             pem.flush()
             context.load_cert_chain(pem.name)
         address = urlsplit(server.url)
