@@ -12,9 +12,14 @@ from modelswap_operator.cli.views import Output
 
 def slots(context: typer.Context, incomplete: str) -> list[str]:
     """Return the names of slots for a shell that completes; nothing where the cluster does not answer."""
-    chosen = {key: context.params.get(key) or "" for key in ("namespace", "context", "kubeconfig")}
+    given = context.params
+    place = Kubectl(
+        namespace=given.get("namespace") or "",
+        context=given.get("context") or "",
+        kubeconfig=given.get("kubeconfig") or "",
+    )
     try:
-        names = cluster(**chosen).run("get", f"{MODELVERSIONS}.{GROUP}", "-o", "name").split()
+        names = place.run("get", f"{MODELVERSIONS}.{GROUP}", "-o", "name").split()
     except ClusterError:
         return []
     return [name for name in (line.rpartition("/")[2] for line in names) if name.startswith(incomplete)]
