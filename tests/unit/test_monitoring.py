@@ -1,0 +1,82 @@
+"""Alerts and dashboards speak of metrics that exist, and each alert of a runbook that does."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from modelswap_engine.http.metrics import Metrics as EngineMetrics
+from modelswap_engine.protocol.adapters import AdapterRegistry
+from modelswap_engine.protocol.engine_state import EngineState, MemoryState, RankState
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_operator.runtime.metrics import Metrics as OperatorMetrics
+from tests.support.cache import REPOSITORY
+
+CONTRIB = REPOSITORY / "contrib"
+NAME = re.compile(r"\bmodelswap_[a-z_]+")
+BUILT = ("_bucket", "_sum", "_count")
+
+
+def exposed() -> set[str]:
+    """Every name of a series that operator and engines can show."""
+    state = EngineState(
+        live=VersionRef(version="1", digest="sha256:1"),
+        ranks=[RankState(rank=0)],
+        memory=MemoryState(limit_bytes=1, device_limit_bytes=1),
+        adapters=AdapterRegistry(slots=1),
+    )
+    engine, operator = EngineMetrics(lambda: state), OperatorMetrics()
+    found: set[str] = set()
+    for registry in (engine.registry, operator.registry):
+        for family in registry.collect():
+            found |= {family.name, f"{family.name}_total", f"{family.name}_info"}
+            found |= {f"{family.name}{end}" for end in BUILT} if family.type == "histogram" else set()
+    return found
+
+
+RULES = yaml.safe_load((CONTRIB / "prometheus" / "rules.yaml").read_text())
+ALERTS: list[dict[str, Any]] = [rule for group in RULES["spec"]["groups"] for rule in group["rules"]]
+BOARD = json.loads((CONTRIB / "grafana" / "modelswap.json").read_text())
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for rule in ALERTS:
+        yield rule["alert"], rule["expr"]
+    for panel in BOARD["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()))
+def test_every_series_exists(where: str, expression: str) -> None:
+    names = set(NAME.findall(expression))
+    assert names, where
+    assert names <= exposed(), names - exposed()
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_each_alert_has_a_runbook_a_severity_and_a_line_for_people(rule: dict[str, Any]) -> None:
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    headings = re.findall(r"^## (.+)$", (REPOSITORY / page).read_text(), re.MULTILINE)
+    assert anchor in [heading.lower() for heading in headings]
+    assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+    assert rule["annotations"]["summary"]
+
+
+def test_no_runbook_is_for_an_alert_that_is_gone() -> None:
+    headings = re.findall(r"^## (.+)$", (REPOSITORY / "docs/runbooks.md").read_text(), re.MULTILINE)
+    assert headings == [rule["alert"] for rule in ALERTS]
+
+
+def test_panels_do_not_cover_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
