@@ -14,9 +14,10 @@ from typing import Any
 from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
 from modelswap_engine.backends.port import Reply, TensorRange
 from modelswap_engine.checkpoint.manifest import TensorEntry
+from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ModelswapError, NotFound, SourceNotFound, WorkerLost
 from modelswap_engine.protocol.messages import VersionRef
-from modelswap_engine.swap.records import Record, Registered
+from modelswap_engine.swap.records import Assigned, Record, Registered
 from tests.support.adapters import FIELDS, LAYOUT, pair
 
 
@@ -141,6 +142,8 @@ class FakeBase:
     registrations: dict[str, Registered] = field(default_factory=dict)
     seq: int = 1
     written: list[Any] = field(default_factory=list)
+    assigned: Assigned | None = None
+    file: Assignment | None = None
 
     def live_ref(self) -> VersionRef | None:
         return self.live
@@ -157,3 +160,8 @@ class FakeBase:
             self.written.append(record)
             if isinstance(record, Registered):
                 self.registrations[record.name] = record
+            if isinstance(record, Assigned):
+                self.assigned = record
+
+    async def assignment(self) -> Assignment | None:
+        return self.file

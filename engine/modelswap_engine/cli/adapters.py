@@ -94,8 +94,10 @@ def _decided(client: "ControlClient", name: str, send: Callable[[Fence, str], Ad
     """Decide on the state as it is, and again when it moved meanwhile (a request ended, a lease ran out)."""
     for _ in range(_ATTEMPTS):
         now = client.get("/state", EngineState)
-        known = now.adapters.adapters if now.adapters is not None else []
-        revision = max((status.revision for status in known if status.name == name), default=0)
+        registry = now.adapters or AdapterRegistry()
+        known = [status.revision for status in registry.adapters if status.name == name]
+        # Also of an assigned name a person may decide; the operator overrules that with its next decision.
+        revision = max([*known, registry.assigned.revision if registry.assigned is not None else 0])
         fence = Fence(pod_uid=now.pod_uid, owner_uid="cli", epoch=now.epoch, revision=revision + 1)
         with contextlib.suppress(StateMoved):
             return send(fence, f'"{now.boot_id}.{now.seq}"')

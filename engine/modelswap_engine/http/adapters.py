@@ -3,13 +3,23 @@
 A client that goes away cancels nothing: an adapter that was asked for is loaded.
 """
 
+from typing import Final
+
 from aiohttp import web
 
-from modelswap_engine.http.bodies import json_response, read_body
+from modelswap_engine.http.bodies import json_response, read_body, read_large
 from modelswap_engine.lora.desk import AdapterDesk
-from modelswap_engine.protocol.adapter_calls import LoadAdapterRequest, UnloadAdapterRequest
+from modelswap_engine.protocol.adapter_calls import (
+    AssignAdaptersRequest,
+    LoadAdapterRequest,
+    ResolveAdaptersRequest,
+    UnloadAdapterRequest,
+)
 from modelswap_engine.protocol.adapters import AdapterState
 from modelswap_engine.protocol.version import CONTROL_PREFIX
+
+MAX_ASSIGNMENT_BYTES: Final = 2 << 20
+"""More than a ConfigMap holds."""
 
 
 class AdapterPort:
@@ -24,6 +34,8 @@ class AdapterPort:
         return [
             web.get(f"{CONTROL_PREFIX}/adapters", self.view),
             web.post(f"{CONTROL_PREFIX}/adapters", self.load),
+            web.put(f"{CONTROL_PREFIX}/adapters", self.assign),
+            web.post(f"{CONTROL_PREFIX}/adapters/resolve", self.resolve),
             web.get(one, self.status),
             web.delete(one, self.unload),
         ]
@@ -40,6 +52,15 @@ class AdapterPort:
         """Load an adapter, or let other content take its name over."""
         order = await read_body(request, LoadAdapterRequest)
         return json_response(await self._desk.load(order, if_match=request.headers.get("If-Match")))
+
+    async def assign(self, request: web.Request) -> web.Response:
+        """Follow an assignment of adapters."""
+        order = await read_large(request, AssignAdaptersRequest, limit=MAX_ASSIGNMENT_BYTES)
+        return json_response(await self._desk.assign(order, if_match=request.headers.get("If-Match")))
+
+    async def resolve(self, request: web.Request) -> web.Response:
+        """Say what sources hold."""
+        return json_response(await self._desk.resolve(await read_body(request, ResolveAdaptersRequest)))
 
     async def unload(self, request: web.Request) -> web.Response:
         """Unload an adapter; 202 when requests use it longer than the call wanted to wait."""

@@ -11,16 +11,25 @@ from typing import Any, TypeVar
 import msgspec
 
 from modelswap_engine.backends.adapters import AdapterHost, AdapterLayout
+from modelswap_engine.lora.assignments import Assignments
+from modelswap_engine.lora.changes import Changes
 from modelswap_engine.lora.entries import Entry
-from modelswap_engine.lora.fit import check_base
+from modelswap_engine.lora.following import Following
 from modelswap_engine.lora.reading import Fitting, Opener, Read, open_fitting, read
 from modelswap_engine.lora.registrations import Registrations
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.restoring import Restoring
 from modelswap_engine.lora.settings import LoraSettings
-from modelswap_engine.lora.shelf import Shelf, log
+from modelswap_engine.lora.shelf import Shelf
 from modelswap_engine.lora.together import Together
-from modelswap_engine.protocol.adapter_calls import LoadAdapterRequest, UnloadAdapterRequest
+from modelswap_engine.protocol.adapter_calls import (
+    AssignAdaptersRequest,
+    LoadAdapterRequest,
+    ResolveAdaptersRequest,
+    ResolvedAdapter,
+    ResolvedAdapters,
+    UnloadAdapterRequest,
+)
 from modelswap_engine.protocol.adapters import (
     AdapterChange,
     AdapterRegistry,
@@ -31,13 +40,12 @@ from modelswap_engine.protocol.adapters import (
 )
 from modelswap_engine.protocol.errors import (
     BadRequest,
-    Busy,
     IncompatibleAdapter,
     ModelswapError,
     NotReady,
     Unavailable,
 )
-from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.messages import Fence, VersionRef
 from modelswap_engine.swap.clock import Clock, within
 from modelswap_engine.swap.companion import Base, Effect
 from modelswap_engine.swap.records import Registered
@@ -64,12 +72,32 @@ class AdapterDesk:
         self._shelf = Shelf(host, self._registry, clock=clock, acquire_seconds=settings.acquire_seconds)
         self._registrations = Registrations(pod_uid=settings.pod_uid)
         self._together: Together | None = None
+        self._assignments = Assignments(pod_uid=settings.pod_uid)
+        self._changes = Changes(
+            registry=self._registry,
+            shelf=self._shelf,
+            registrations=self._registrations,
+            read=self._read,
+            sealed=lambda: self._together is not None and self._together.sealed,
+        )
+        self._following = Following(
+            assignments=self._assignments,
+            changes=self._changes,
+            registry=self._registry,
+            shelf=self._shelf,
+            registrations=self._registrations,
+            check_name=self._check_name,
+            clock=clock,
+            seconds=settings.load_seconds,
+            pod_uid=settings.pod_uid,
+        )
 
     # Companion of the base.
 
     def attach(self, base: Base) -> None:
         """Learn which base this is, and what the journal remembers."""
         self._registrations.attach(base)
+        self._assignments.attach(base)
 
     async def restore(self, digest: str) -> None:
         """Bring back what belongs to a base that was loaded as a whole."""
@@ -80,8 +108,11 @@ class AdapterDesk:
         layout = self._layout_or_none()
         if layout is not None:
             self._registry.limits = self._settings.limits_in(layout)
+        self._changes.restoring = digest
+        await self._assignments.adopt()
         restoring = Restoring(self._registry, self._shelf, read=self._read)
         await restoring.run(digest, list(self._registrations.values()))
+        await self._following.bring_all()
         self._registrations.base.touch()
 
     async def assess(self, change: AdapterChange, *, target: str) -> Effect:
@@ -114,6 +145,8 @@ class AdapterDesk:
 
     def activate(self, digest: str) -> None:
         """Let names lead to what belongs to this base."""
+        self._changes.restoring = ""
+        self._following.wake()
         if self._together is None:
             return
         if digest == self._together.target:
@@ -134,8 +167,9 @@ class AdapterDesk:
         for source in together.end(drain_seconds=self._settings.drain_seconds):
             await self._registrations.came_with_base(source, bases=bases)
             if self._registry.has(source.name):
-                await self._place_now(self._registry.resolve(source.name))
+                await self._changes.place_now(self._registry.resolve(source.name))
         self._registrations.base.touch()
+        self._following.wake()
 
     def _change(self, change: AdapterChange, target: str) -> Together:
         live = self._registrations.base.live_ref()
@@ -143,6 +177,7 @@ class AdapterDesk:
             registry=self._registry,
             shelf=self._shelf,
             registered=self._registrations,
+            assigned=self._assignments.source_for,
             source=live.digest if live is not None else "",
             target=target,
             change=change,
@@ -150,6 +185,7 @@ class AdapterDesk:
 
     async def stop(self) -> None:
         """End what goes on in the background."""
+        await self._following.stop()
         await self._shelf.stop()
 
     # Requests.
@@ -212,6 +248,7 @@ class AdapterDesk:
             evictions=self._shelf.evictions,
             reason=layout.reason if layout is not None else "",
             adapters=list(self.contents()),
+            assigned=self._following.state(),
         )
 
     def _status(self, entry: Entry, *, now: float) -> AdapterStatus:
@@ -240,31 +277,65 @@ class AdapterDesk:
             Fenced: the caller is not entitled, or decided on another state.
             Unavailable: not now.
         """
-        source = request.source
-        target = VersionRef(version=source.name, uri=source.uri, digest=source.digest)
-        self._registrations.check_call(request.fence, if_match)
+        source, fence = request.source, request.fence
+        self._registrations.check_call(fence, if_match)
         self._check_name(source.name)
-        async with self._shelf.name(source.name):
-            self._registrations.check_order(request.fence, target)
-            self._require_base(source)
-            brought = await self._read(source, request.operation_id)
-            entry = await self._shelf.bring(brought)
-            try:
-                # Nothing is awaited between this and the name.
-                self._require_base(source)
-                if not entry.present:
-                    raise NotReady("the engine lost its memory while the adapter was read", advice="load it again")
-            except ModelswapError:
-                self._registry.unstage(entry, brought.content)
-                self._shelf.sweep(entry)
-                raise
-            former = self._registry.publish(entry, brought.content)
-            pinned = msgspec.structs.replace(source, digest=brought.content.digest)
-            await self._registrations.decided(request.fence, target, pinned, operation_id=request.operation_id)
-        if former is not None:
-            self._shelf.drain(former, request.drain_timeout_seconds)
-        await self._place_now(entry)
+        entry = await self._changes.load(
+            source,
+            fence=fence,
+            operation_id=request.operation_id,
+            drain_seconds=request.drain_timeout_seconds,
+            entitled=lambda target: self._check_order(fence, target),
+        )
         return self._status(entry, now=self._clock.monotonic())
+
+    async def unload(self, name: str, request: UnloadAdapterRequest, *, if_match: str | None = None) -> AdapterStatus:
+        """Let a name lead nowhere from now on, and wait for its last request; it may take longer than that.
+
+        Raises:
+            AdapterNotFound: it leads nowhere already.
+            Fenced: the caller is not entitled, or decided on another state.
+        """
+        fence = request.fence
+        self._registrations.check_call(fence, if_match)
+        entry = await self._changes.unload(
+            name,
+            fence=fence,
+            operation_id=request.operation_id,
+            entitled=lambda target: self._check_order(fence, target),
+        )
+        gone = await self._shelf.drained(entry, request.drain_timeout_seconds)
+        self._registrations.base.touch()
+        status = entry.status(now=self._clock.monotonic())
+        return msgspec.structs.replace(status, state=AdapterState.UNLOADED, slot=-1) if gone else status
+
+    async def assign(self, request: AssignAdaptersRequest, *, if_match: str | None = None) -> AdapterRegistry:
+        """Follow an assignment from now on; what it changes is begun when this returns.
+
+        Raises:
+            BadRequest: it names no owner.
+            Fenced: the caller is not entitled, or decided on another state.
+        """
+        self._registrations.check_call(request.fence, if_match)
+        await self._assignments.accept(request.fence, request.adapters)
+        self._following.wake()
+        return self.view()
+
+    async def resolve(self, request: ResolveAdaptersRequest) -> ResolvedAdapters:
+        """Say what sources hold, and whether it could be served here; nothing is loaded."""
+        return ResolvedAdapters(adapters=[await self._resolve(source) for source in request.sources])
+
+    async def _resolve(self, source: AdapterSource) -> ResolvedAdapter:
+        found = ResolvedAdapter(name=source.name, uri=source.uri, base_digest=source.base_digest)
+        try:
+            self._check_name(source.name)
+            content = (await self._read(source, "resolve")).content
+        except ModelswapError as error:
+            return msgspec.structs.replace(found, error=error.body())
+        return msgspec.structs.replace(found, digest=content.digest, rank=content.rank, bytes=content.nbytes)
+
+    def _check_order(self, fence: Fence, target: VersionRef) -> None:
+        self._registrations.check_order(fence, target, assigned=self._assignments.decision(target.version))
 
     async def _open(self, source: AdapterSource) -> Fitting:
         return await self._within(source, open_fitting(self._opener, source, self._host.adapters()))
@@ -282,42 +353,9 @@ class AdapterDesk:
                 f"adapter {source.name} was not read within {seconds:g} s", advice="check the volume of its source"
             ) from None
 
-    async def _place_now(self, entry: Entry) -> None:
-        """Spare the first request the wait for a slot; without a free one it comes when it is asked for."""
-        try:
-            await self._shelf.place(entry)
-        except ModelswapError as error:
-            log.warning("adapter %s is not in a slot yet: %s", entry.id, error.message)
-
-    async def unload(self, name: str, request: UnloadAdapterRequest, *, if_match: str | None = None) -> AdapterStatus:
-        """Let a name lead nowhere from now on, and wait for its last request; it may take longer than that.
-
-        Raises:
-            AdapterNotFound: it leads nowhere already.
-            Fenced: the caller is not entitled, or decided on another state.
-        """
-        self._registrations.check_call(request.fence, if_match)
-        target = VersionRef(version=name)
-        async with self._shelf.name(name):
-            self._registrations.check_order(request.fence, target)
-            entry = self._registry.withdraw(name)
-            await self._registrations.decided(request.fence, target, None, operation_id=request.operation_id)
-        gone = await self._shelf.drained(entry, request.drain_timeout_seconds)
-        self._registrations.base.touch()
-        status = entry.status(now=self._clock.monotonic())
-        return msgspec.structs.replace(status, state=AdapterState.UNLOADED, slot=-1) if gone else status
-
     def _check_name(self, name: str) -> None:
         if name == self._settings.served_model_name:
             raise BadRequest(f"{name} is the name of the base model", advice="give the adapter a name of its own")
-
-    def _require_base(self, source: AdapterSource) -> None:
-        live = self._registrations.base.live_ref()
-        if live is None:
-            raise NotReady("no base is live yet", advice="try again when the engine is ready")
-        check_base(source.name, source.base_digest, live.digest)
-        if source.base_digest and self._together is not None and self._together.sealed:
-            raise Busy("the base is being changed", advice="try again when the swap has ended")
 
 
 def _waiting(registered: Registered) -> AdapterStatus:

@@ -13,6 +13,7 @@ from modelswap_engine.protocol.errors import NotReady, StaleRevision
 from modelswap_engine.protocol.messages import Fence, VersionRef
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.companion import Base
+from modelswap_engine.swap.fence import Accepted
 from modelswap_engine.swap.records import Registered
 
 
@@ -72,14 +73,19 @@ class Registrations(Mapping[str, Registered]):
                 details={"epoch": str(base.epoch)},
             )
 
-    def check_order(self, fence: Fence, target: VersionRef) -> None:
+    def check_order(self, fence: Fence, target: VersionRef, *, assigned: Accepted | None = None) -> None:
         """Refuse a decision about a name (``target.version``) that is older than the last one, or another owner's.
+
+        The last one is what was decided about the name alone, or the assignment that names it, whichever is newer.
 
         Raises:
             ForeignOwner, StaleRevision: it is.
         """
         known = self.get(target.version)
-        fences.check_order(fence, known.accepted if known is not None else None, target=target)
+        accepted = known.accepted if known is not None else None
+        if assigned is not None and (accepted is None or accepted.order <= assigned.order):
+            accepted = assigned
+        fences.check_order(fence, accepted, target=target)
 
     async def decided(
         self, fence: Fence, target: VersionRef, source: AdapterSource | None, *, operation_id: str
@@ -106,13 +112,13 @@ class Registrations(Mapping[str, Registered]):
             for other in (known.sources if known is not None else ())
             if other.base_digest != source.base_digest and other.base_digest in {"", *bases}
         ]
-        accepted = known.accepted if known is not None else fences.Accepted()
+        accepted = known.accepted if known is not None else Accepted()
         await self._record(Registered(name=source.name, accepted=accepted, sources=(source, *kept)))
 
     async def put_back(self, name: str, before: Registered | None, *, unless: Registered) -> None:
         """Forget what :meth:`came_with_base` remembered ahead of a swap that failed, unless somebody decided since."""
         if self.get(name) is unless:
-            await self._record(before or Registered(name=name, accepted=fences.Accepted()))
+            await self._record(before or Registered(name=name, accepted=Accepted()))
 
     async def _record(self, record: Registered) -> None:
         self._names.pop(record.name, None)

@@ -1,7 +1,8 @@
 """What a change of the base does to the adapters on it: staged with it, switched in its commit, taken back with it.
 
-Which content each name has on the new base is decided by whoever asks for the swap, else by what was registered for
-that base before. A name that has none is bound to another base: it blocks the swap, or goes in the same commit.
+Which content each name has on the new base is decided by whoever asks for the swap, else by what is assigned, else by
+what was registered for that base before. A name that has none is bound to another base: it blocks the swap, or goes in
+the same commit.
 From :meth:`Together.seal` to the end nothing is awaited by a switch, so base and adapters change for requests at once.
 """
 
@@ -15,11 +16,13 @@ from modelswap_engine.lora.reading import Fitting, Reader
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.shelf import Shelf
 from modelswap_engine.protocol.adapters import AdapterChange, AdapterSource, OnIncompatible
-from modelswap_engine.protocol.errors import IncompatibleAdapter, Refused
+from modelswap_engine.protocol.errors import IncompatibleAdapter, ModelswapError, Refused
 from modelswap_engine.swap.companion import Effect
 from modelswap_engine.swap.records import Registered
 
 Open = Callable[[AdapterSource], Awaitable[Fitting]]
+Assigned = Callable[[str, str], AdapterSource | None]
+"""Returns the content that a name is assigned on a base."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class Together:
 
     Attributes:
         registered: what is registered now, by name; the desk's own mapping.
+        assigned: what is assigned; that comes before what was registered for a base once.
         source, target: digests of the old and the new base.
         change: what was asked for.
         ahead: what was registered before and after contents for the new base were remembered ahead of its commit.
@@ -46,6 +50,7 @@ class Together:
     registry: Registry
     shelf: Shelf
     registered: Mapping[str, Registered]
+    assigned: Assigned
     source: str
     target: str
     change: AdapterChange
@@ -74,6 +79,7 @@ class Together:
                 try:
                     await open_fitting(source)
                 except Refused as error:
+                    error.details.setdefault("adapter", name)
                     refusals.append(error)
         return Effect(refusals=tuple(refusals), changes=tuple(lines))
 
@@ -86,15 +92,22 @@ class Together:
         for name, source in self._wanted().items():
             if source is None or self._serves(source):
                 continue
-            async with self.shelf.name(name):
-                read = await bring(source, operation_id)
-                entry = await self.shelf.bring(read)
-                self._staged[name] = _Staged(
-                    entry=entry,
-                    content=read.content,
-                    source=msgspec.structs.replace(source, digest=read.content.digest),
-                    registered=self.registered.get(name),
-                )
+            try:
+                await self._stage(source, bring, operation_id)
+            except ModelswapError as error:
+                error.details.setdefault("adapter", name)  # it is not the base that is to blame
+                raise
+
+    async def _stage(self, source: AdapterSource, bring: Reader, operation_id: str) -> None:
+        async with self.shelf.name(source.name):
+            read = await bring(source, operation_id)
+            entry = await self.shelf.bring(read)
+            self._staged[source.name] = _Staged(
+                entry=entry,
+                content=read.content,
+                source=msgspec.structs.replace(source, digest=read.content.digest),
+                registered=self.registered.get(source.name),
+            )
 
     def bound(self) -> list[AdapterSource]:
         """Return the staged contents that are bound to the new base."""
@@ -159,7 +172,7 @@ class Together:
         mine = {source.base_digest: source for source in self.change.sources if source.name == name}
         registered = self.registered.get(name)
         known = registered.source_for(self.target) if registered is not None else None
-        return mine.get(self.target) or mine.get("") or known
+        return mine.get(self.target) or mine.get("") or self.assigned(name, self.target) or known
 
     def _incompatible(self) -> list[str]:
         names = (entry.content.name for entry in self.registry.registered())

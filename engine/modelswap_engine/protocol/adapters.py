@@ -115,6 +115,37 @@ class AdapterStatus(Message, frozen=True, kw_only=True):
     error: ErrorBody | None = None
 
 
+class AssignedProblem(Message, frozen=True, kw_only=True):
+    """An assigned adapter that is not served as it is assigned, and what the last attempt met.
+
+    What was served under the name before goes on. ``digest`` and ``base_digest`` are those of the source tried last.
+    """
+
+    name: str = ""
+    uri: str = ""
+    digest: str = ""
+    base_digest: str = ""
+    attempts: int = 0
+    error: ErrorBody | None = None
+
+
+class AssignedState(Message, frozen=True, kw_only=True):
+    """Which assignment of adapters this pod follows, and how far it has come.
+
+    Attributes:
+        owner_uid: whose it is, decided in ``epoch`` and ``revision`` (the assignment's ``adaptersRevision``).
+        adapters: how many of them are this pod's.
+        open: names that are being loaded or taken away; 0 once nothing is left to do but for the ``problems``.
+    """
+
+    owner_uid: str = ""
+    epoch: int = 0
+    revision: int = 0
+    adapters: int = 0
+    open: int = 0
+    problems: list[AssignedProblem] = []
+
+
 class AdapterRegistry(Message, frozen=True, kw_only=True):
     """``GET /adapters``, and ``adapters`` of the state.
 
@@ -122,6 +153,7 @@ class AdapterRegistry(Message, frozen=True, kw_only=True):
         slots: places in the engine; 0 means that adapters cannot be served, and ``reason`` why.
         slot_bytes_limit: bytes that the adapters in slots may have together, 0 for no limit.
         host_bytes_limit: bytes that all adapters may have together.
+        assigned: None while no assignment has been seen here.
     """
 
     slots: int = 0
@@ -136,3 +168,4 @@ class AdapterRegistry(Message, frozen=True, kw_only=True):
     evictions: int = 0
     reason: str = ""
     adapters: list[AdapterStatus] = []
+    assigned: AssignedState | None = None

@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from modelswap_engine.protocol.adapters import AdapterName, AdapterSource
+from modelswap_engine.protocol.policy import DrainSeconds
 from modelswap_engine.protocol.wire import Message
 
 ASSIGNMENT_KEY: Final = "assignment.json"
@@ -42,9 +44,49 @@ class EngineRestart(StrEnum):
     NEVER = "Never"
 
 
+class AssignedSource(Message, frozen=True, kw_only=True):
+    """Where an adapter's content is for one base, pinned by digest; an empty ``base_digest`` fits every base."""
+
+    uri: str
+    digest: str = ""
+    base_digest: str = ""
+
+
+class AssignedAdapter(Message, frozen=True, kw_only=True):
+    """A LoRA adapter that pods of the slot must serve.
+
+    Attributes:
+        sources: one for each base; the one that fits the pod's live base is used, so that base and adapter can change
+            together while other pods still serve the old base.
+        drain_timeout_seconds: how long requests may go on with a content that was replaced or taken away.
+        pod_uids: the pods that must serve it; None for all, also those that come later.
+    """
+
+    name: AdapterName
+    sources: list[AssignedSource] = []
+    pinned: bool = False
+    drain_timeout_seconds: DrainSeconds = 60.0
+    pod_uids: list[str] | None = msgspec.field(default=None, name="podUIDs")
+
+    def source_for(self, base_digest: str) -> AdapterSource | None:
+        """Return the content for a base: the one that is bound to it, else the one that is bound to none."""
+        by_base = {source.base_digest: source for source in self.sources}
+        found = by_base.get(base_digest) or by_base.get("")
+        if found is None:
+            return None
+        return AdapterSource(
+            name=self.name, uri=found.uri, digest=found.digest, base_digest=found.base_digest, pinned=self.pinned
+        )
+
+    def meant_for(self, pod_uid: str) -> bool:
+        """Say whether a pod must serve it."""
+        return self.pod_uids is None or pod_uid in self.pod_uids
+
+
 class Assignment(Message, frozen=True, kw_only=True):
     """What each pod of a slot must serve: the key ``assignment.json`` of its ConfigMap (docs/architecture.md).
 
+    ``adapters`` have a count of decisions of their own, so that a change of an adapter is none of the version's.
     ``engine_restart`` is None where an older operator wrote it: then the pod's own options decide.
     """
 
@@ -53,7 +95,8 @@ class Assignment(Message, frozen=True, kw_only=True):
     revision: int = 0
     stable: AssignmentTarget | None = None
     candidate: AssignmentCandidate | None = None
-    adapters: list[dict[str, str]] = []
+    adapters: list[AssignedAdapter] = []
+    adapters_revision: int = 0
     released: bool = False
     weights: WeightsPolicy = WeightsPolicy.MANAGED
     engine_restart: EngineRestart | None = None

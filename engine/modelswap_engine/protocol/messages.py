@@ -11,7 +11,7 @@ import msgspec
 
 from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.policy import LONGEST_DRAIN_SECONDS, Checks, Loading, LoadingMode, Traffic
+from modelswap_engine.protocol.policy import Checks, DrainSeconds, Loading, LoadingMode, Traffic
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.wire import LONGEST_ID, Message
 
@@ -168,7 +168,7 @@ class CheckRequest(Message, frozen=True, kw_only=True):
     pattern: str = "*"
     action: CheckAction = CheckAction.VERIFY
     still: bool = False
-    timeout_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_SECONDS)] = 60.0
+    timeout_seconds: DrainSeconds = 60.0
 
 
 class Coordinates(StrEnum):

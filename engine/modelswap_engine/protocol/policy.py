@@ -15,6 +15,8 @@ LONGEST_PROMPT: Final = 16384
 """Characters of a prompt that is checked."""
 MOST_PROMPTS: Final = 16
 
+DrainSeconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_SECONDS)]
+
 
 class TrafficMode(StrEnum):
     """What happens to requests in flight (docs/architecture.md, Traffic modes)."""
@@ -57,7 +59,7 @@ class Traffic(Message, frozen=True, kw_only=True):
     """
 
     mode: TrafficMode = TrafficMode.DRAIN
-    timeout_seconds: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_SECONDS)] = 60.0
+    timeout_seconds: DrainSeconds = 60.0
     on_timeout: OnTimeout = OnTimeout.CANCEL_SWAP
     peers_ready: int = 0
 

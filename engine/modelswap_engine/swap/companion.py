@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from modelswap_engine.protocol.adapters import AdapterChange, AdapterRegistry
+from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import Refused
 from modelswap_engine.protocol.messages import VersionRef
-from modelswap_engine.swap.records import Record, Registered
+from modelswap_engine.swap.records import Assigned, Record, Registered
 
 
 class Base(Protocol):
@@ -33,6 +34,17 @@ class Base(Protocol):
     @property
     def registrations(self) -> Mapping[str, Registered]:
         """What the journal remembers of adapters, by name."""
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The assignment of adapters that the journal remembers."""
+
+    async def assignment(self) -> Assignment | None:
+        """Read the assignment file; None where there is none.
+
+        Raises:
+            BadRequest: it cannot be read.
+        """
 
     def touch(self) -> None:
         """Something visible changed."""

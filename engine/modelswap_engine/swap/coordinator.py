@@ -120,8 +120,7 @@ class Coordinator:
             journal_offload=journal_offload or OneThread("journal"),
         )
         self._admissions = Admissions(gate=gate, lock=self._core.lock, live=self._core.live_ref)
-        self._assignment: Callable[[], Assignment | None] = lambda: None
-        self.updates = Updates(self._core, assignment=lambda: self._assignment())
+        self.updates = Updates(self._core)
         exchange = Exchange(self._core, transfers=transfers)
         self.parts = Parts(self._core, updates=self.updates, exchange=exchange)
         self.export = Export(
@@ -150,8 +149,8 @@ class Coordinator:
             reread: reads that file again, before each attempt and when an unknown owner calls.
         """
         core = self._core
-        self._assignment = reread or (lambda: assignment)
-        supervisor = Supervisor(core, template=template, assignment=self._assignment)
+        core.reread = reread or (lambda: assignment)
+        supervisor = Supervisor(core, template=template)
         failure = await recovery.guarded(core.backend.start)
         if failure is not None:
             core.unpublish("LoadFailed", failure.body())
@@ -214,7 +213,7 @@ class Coordinator:
     async def restart_allowed(self, *, otherwise: bool = True) -> bool:
         """Say whether this pod may be restarted when only that helps: the object's word, else ``otherwise``."""
         try:
-            found: Assignment | None = await self._core.offload(self._assignment)
+            found = await self._core.assignment()
         except ModelswapError:  # the file cannot be read: a probe must have an answer all the same
             return otherwise
         if found is None or found.engine_restart is None:
@@ -283,7 +282,7 @@ class Coordinator:
         again = entry.known(core, request.operation_id, request.fence)
         if again is not None:
             return again
-        await entry.check_owner(core, request.fence, request.target, assignment=self._assignment)
+        await entry.check_owner(core, request.fence, request.target)
         return await entry.accept(core, request, if_match=if_match)
 
     async def rollback(self, request: RollbackRequest, *, if_match: str | None = None) -> SwapStatus:

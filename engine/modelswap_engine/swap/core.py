@@ -6,7 +6,7 @@ of the state's entity tag.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -15,6 +15,7 @@ import msgspec
 
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.limits import Memory, MemoryProbe
+from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import AuditState, CheckState, MemoryState
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, SourceNotFound, Unavailable
 from modelswap_engine.protocol.messages import Coordinates, SwapStatus, VersionRef
@@ -33,7 +34,7 @@ from modelswap_engine.swap.lock import UpdateLock
 from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.operations import Operation, Operations
 from modelswap_engine.swap.received import Received
-from modelswap_engine.swap.records import Outcome, Record, Registered, Served
+from modelswap_engine.swap.records import Assigned, Outcome, Record, Registered, Served
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.versions import Version, VersionStore
 
@@ -80,6 +81,7 @@ class Core:
         quarantined: True when neither version could be proved; only a whole load ends it.
         closing: True while the endpoints are being left.
         stopping: True once the process was told to end.
+        reread: reads the assignment file.
         loaded_at: when a whole version was last loaded, in the clock's seconds.
     """
 
@@ -142,6 +144,7 @@ class Core:
         self.probed = asyncio.Event()
         self._probe = memory
         self.offload = offload
+        self.reread: Callable[[], Assignment | None] = lambda: None
         self._journal_offload = journal_offload
         self._recording = asyncio.Lock()
         self._owed: tuple[Record, ...] = ()
@@ -171,6 +174,20 @@ class Core:
     def registrations(self) -> Mapping[str, Registered]:
         """What the journal remembers of adapters, by name."""
         return self.journal.state.adapters
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The assignment of adapters that the journal remembers."""
+        return self.journal.state.assigned
+
+    async def assignment(self) -> Assignment | None:
+        """Read the assignment file; None where there is none.
+
+        Raises:
+            BadRequest: it cannot be read.
+        """
+        found: Assignment | None = await self.offload(self.reread)
+        return found
 
     def touch(self) -> None:
         """Something visible changed."""

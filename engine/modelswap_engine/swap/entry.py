@@ -3,9 +3,6 @@
 From the last check to the known operation nothing is awaited, so of two callers at the same time one gets ``Busy``.
 """
 
-from collections.abc import Callable
-
-from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import BadRequest, Busy, ForeignOwner, ModelswapError, NotReady
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.wire import LONGEST_ID
@@ -32,9 +29,7 @@ def known(core: Core, operation_id: str, fence: Fence) -> SwapStatus | None:
     return core.operations.status(operation_id)
 
 
-async def check_owner(
-    core: Core, fence: Fence, target: VersionRef, *, assignment: Callable[[], Assignment | None]
-) -> None:
+async def check_owner(core: Core, fence: Fence, target: VersionRef) -> None:
     """Check the caller against the accepted decision; the assignment file may know of a newer owner.
 
     Raises:
@@ -46,7 +41,7 @@ async def check_owner(
     except ForeignOwner:
         taken = None
         if accepted is not None:
-            taken = takeover(accepted, await core.offload(assignment), pod_uid=core.settings.pod_uid)
+            taken = takeover(accepted, await core.assignment(), pod_uid=core.settings.pod_uid)
         if taken is None:
             raise
         fences.check_order(fence, taken, target=target)

@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 from modelswap_engine.protocol.adapters import AdapterSource
+from modelswap_engine.protocol.assignment import AssignedAdapter
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.swap.fence import Accepted
 
@@ -51,7 +52,22 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True, tag="adapter"):
         return found.get(base_digest) or found.get("")
 
 
-Record = Accepted | Intent | Outcome | Served | Template | Registered
+class Assigned(msgspec.Struct, frozen=True, kw_only=True, tag="assigned"):
+    """The last assignment of adapters that was accepted: what of it is this pod's."""
+
+    owner_uid: str
+    epoch: int
+    revision: int
+    released: bool = False
+    adapters: tuple[AssignedAdapter, ...] = ()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What assignments of one owner are ordered by."""
+        return (self.epoch, self.revision)
+
+
+Record = Accepted | Intent | Outcome | Served | Template | Registered | Assigned
 
 
 class JournalState(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +79,7 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     template: str = ""
     outcomes: tuple[SwapStatus, ...] = ()
     adapters: dict[str, Registered] = {}
+    assigned: Assigned | None = None
 
     def outcome(self, operation_id: str) -> SwapStatus | None:
         """Return how an operation ended, or None when it has not, or is forgotten."""
@@ -73,6 +90,7 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
         found: list[Record] = [Template(uri=self.template)] if self.template else []
         found += [Outcome(status=status) for status in self.outcomes]
         found += self.adapters.values()
+        found += [self.assigned] if self.assigned is not None else []
         found += [self.accepted] if self.accepted is not None else []
         found += [Served(version=self.served)] if self.served is not None else []
         return (*found, self.intent) if self.intent is not None else tuple(found)
@@ -94,6 +112,8 @@ def fold(state: JournalState, record: Record) -> JournalState:
             return replace(state, template=record.uri)
         case Registered():
             return replace(state, adapters=_registered(state.adapters, record))
+        case Assigned():
+            return replace(state, assigned=record)
         case Outcome():
             operation_id = record.status.operation_id
             others = tuple(status for status in state.outcomes if status.operation_id != operation_id)

@@ -5,9 +5,6 @@ It also repairs live tensors that changed by themselves, looks for such from tim
 It never puts anything else in the place of what must be served: where that cannot be loaded, nobody is served.
 """
 
-from collections.abc import Callable
-
-from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.swap import loader, recovery, retention
@@ -26,13 +23,11 @@ class Supervisor:
     Args:
         core: the shared state.
         template: what to serve where nothing was ever assigned.
-        assignment: reads the assignment file; asked before each attempt.
     """
 
-    def __init__(self, core: Core, *, template: VersionRef, assignment: Callable[[], Assignment | None]) -> None:
+    def __init__(self, core: Core, *, template: VersionRef) -> None:
         self._core = core
         self._template = template
-        self._assignment = assignment
         self._attempts = 0
         shortest, longest = core.settings.retry_seconds
         self._backoff = Backoff(shortest=shortest, longest=longest)
@@ -99,7 +94,7 @@ class Supervisor:
         core = self._core
         return choose(
             journal=core.journal.state,
-            assignment=await core.offload(self._assignment),
+            assignment=await core.assignment(),
             template=self._template,
             pod_uid=core.settings.pod_uid,
         )

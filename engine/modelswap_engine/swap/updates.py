@@ -5,12 +5,12 @@ planned, staged in whole fusion groups, proved, rolled back where it fails. So a
 runs out of its lease has nothing to restore. What fills it is in :mod:`.parts`.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 from modelswap_engine.checkpoint.header import MAX_HEADER_BYTES
-from modelswap_engine.protocol.assignment import Assignment, WeightsPolicy
+from modelswap_engine.protocol.assignment import WeightsPolicy
 from modelswap_engine.protocol.engine_state import UpdateState
 from modelswap_engine.protocol.errors import (
     Busy,
@@ -39,12 +39,10 @@ class Updates:
 
     Args:
         core: the shared state.
-        assignment: reads the assignment file.
     """
 
-    def __init__(self, core: Core, *, assignment: Callable[[], Assignment | None]) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._assignment = assignment
 
     async def permit(self) -> None:
         """Check that weights may change here without an order of the operator.
@@ -53,7 +51,7 @@ class Updates:
             WeightsManaged: they may not.
         """
         accepted = self._core.journal.state.accepted
-        found: Assignment | None = await self._core.offload(self._assignment)
+        found = await self._core.assignment()
         assigned = found is not None and found.stable is not None and not found.released
         if not assigned and not (accepted is not None and accepted.owned):
             return

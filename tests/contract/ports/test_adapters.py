@@ -155,6 +155,26 @@ async def test_a_client_that_goes_away_gives_it_back(ports: Ports) -> None:
     assert ports.host.held == set()
 
 
+async def test_an_assignment_is_followed_and_sources_are_looked_up(ports: Ports) -> None:
+    uris = [ports.opener.put(f"file:///adapters/{content}", content) for content in ("one", "two")]
+    assigned = [{"name": f"a{n}", "sources": [{"uri": uri}], "podUIDs": None} for n, uri in enumerate(uris)]
+    fence = {"podUid": POD, "ownerUid": "owner-1", "epoch": 1, "revision": 3}
+    status, view = await call(ports, "PUT", "/adapters", {"fence": fence, "adapters": assigned})
+    assert (status, view["assigned"]["revision"]) == (200, 3)
+    told = view["assigned"]
+    while told["open"]:
+        told = (await call(ports, "GET", "/state"))[1]["adapters"]["assigned"]
+    assert told == {
+        "ownerUid": "owner-1", "epoch": 1, "revision": 3, "adapters": 2, "open": 0, "problems": [],
+    }  # fmt: skip
+    stale = {"fence": fence | {"revision": 2}, "adapters": []}
+    assert (await call(ports, "PUT", "/adapters", stale))[1]["error"]["code"] == "StaleRevision"
+    unknown = {"sources": [{"name": "x", "uri": uris[0]}, {"name": "y", "uri": "file:///nothing"}]}
+    status, found = await call(ports, "POST", "/adapters/resolve", unknown)
+    assert (status, found["adapters"][0]["digest"]) == (200, ports.desk.status("a0").digest)
+    assert found["adapters"][1]["error"]["code"] == "SourceNotFound"
+
+
 async def test_what_cannot_be_served_says_why(ports: Ports) -> None:
     for change, status, code in [
         ({"uri": "file:///nothing"}, 422, "SourceNotFound"),

@@ -10,8 +10,9 @@ import pytest
 from modelswap_engine.backends.port import Load, Reply
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.lora.settings import LoraSettings
-from modelswap_engine.protocol.adapter_calls import LoadAdapterRequest, UnloadAdapterRequest
+from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, LoadAdapterRequest, UnloadAdapterRequest
 from modelswap_engine.protocol.adapters import AdapterChange, AdapterSource, AdapterState, OnIncompatible
+from modelswap_engine.protocol.assignment import AssignedAdapter, AssignedSource
 from modelswap_engine.protocol.errors import AdapterNotFound, Busy, IncompatibleAdapter
 from modelswap_engine.protocol.messages import Fence, PlanRequest, RollbackRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic, TrafficMode
@@ -112,6 +113,33 @@ async def test_new_contents_come_with_the_new_base(world: AdapterWorld) -> None:
     assert serving["a"] != old
     await world.settled()
     world.assert_serves(world.next)
+
+
+async def test_assigned_contents_change_with_the_base_in_both_directions(world: AdapterWorld) -> None:
+    bases = {"a-old": world.template.digest, "a-new": world.next.digest}
+    sources = [
+        AssignedSource(uri=world.opener.put(f"file:///adapters/{content}", content), base_digest=base)
+        for content, base in bases.items()
+    ]
+    fence = Fence(pod_uid=POD, owner_uid=OWNER, epoch=1, revision=1)
+    items = [AssignedAdapter(name="a", sources=sources)]
+    await world.clock.run(world.desk.assign(AssignAdaptersRequest(fence=fence, adapters=items)))
+    await world.clock.settle()
+    old = world.serving()["a"]
+    status = await world.change(world.next)
+    assert status.state is SwapState.SERVING, status.error
+    new = world.serving()["a"]
+    assert new != old
+    world.backend.faults["commit"] = Fault.LATE_ERROR
+    status = await world.change(world.template, operation_id="op-2", revision=2)
+    assert (status.state.succeeded, world.serving()) == (False, {"a": new})
+    status = await world.change(world.template, operation_id="op-3", revision=3)
+    assert (status.state, world.serving()) == (SwapState.SERVING, {"a": old})
+    await world.clock.advance(60)
+    told = world.desk.view().assigned
+    assert told is not None
+    assert (told.open, told.problems) == (0, [])
+    await world.settled()
 
 
 async def test_an_adapter_of_another_base_blocks_and_nothing_is_touched(world: AdapterWorld) -> None:
@@ -215,7 +243,7 @@ async def test_a_content_that_cannot_be_had_aborts_the_swap(world: AdapterWorld,
     assert status.state is SwapState.ABORTED
     assert status.error is not None
     codes = {"missing": "SourceNotFound", "unfit": "AdapterLimit", "engine": "IncompatibleAdapter"}
-    assert status.error.code == codes[what]
+    assert (status.error.code, status.error.details["adapter"]) == (codes[what], "a" if what == "engine" else "b")
     assert world.serving() == {"a": old}
     await world.settled()
     world.assert_serves(world.template)

@@ -1,0 +1,356 @@
+"""What is assigned is what a pod serves: loaded, replaced and taken away, whoever dies or fails, with time by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from modelswap_engine.lora.desk import AdapterDesk
+from modelswap_engine.lora.settings import LoraSettings
+from modelswap_engine.protocol.adapter_calls import (
+    AssignAdaptersRequest,
+    LoadAdapterRequest,
+    ResolveAdaptersRequest,
+    UnloadAdapterRequest,
+)
+from modelswap_engine.protocol.adapters import AdapterSource, AdapterState, AssignedState
+from modelswap_engine.protocol.assignment import AssignedAdapter, AssignedSource, Assignment
+from modelswap_engine.protocol.errors import (
+    BadRequest,
+    ForeignOwner,
+    InvalidCheckpoint,
+    SourceUnreadable,
+    StaleRevision,
+    WrongPod,
+)
+from modelswap_engine.protocol.messages import Fence, VersionRef
+from tests.support.clock import ManualClock
+from tests.support.fake_adapters import FakeBase, FakeHost, FakeOpener
+
+OWNER = "model-version-1"
+OTHER_BASE = "sha256:" + "d" * 64
+
+
+class World:
+    def __init__(self, *, slots: int = 4, **bounds: Any) -> None:
+        self.clock, self.host, self.opener = ManualClock(), FakeHost(slots=slots), FakeOpener()
+        self.base = FakeBase()
+        self.settings = LoraSettings(slots=slots, served_model_name="base", pod_uid="pod", **bounds)
+        self.desk = self.process()
+
+    def process(self) -> AdapterDesk:
+        desk = AdapterDesk(host=self.host, opener=self.opener, clock=self.clock, settings=self.settings)
+        desk.attach(self.base)
+        return desk
+
+    async def restart(self) -> None:
+        await self.desk.stop()
+        self.host.lose()
+        self.desk = self.process()
+        assert self.base.live is not None
+        await self.clock.run(self.desk.restore(self.base.live.digest))
+        self.desk.activate(self.base.live.digest)
+        await self.clock.settle()
+
+    def item(self, name: str, content: str = "one", *, base: str = "", **more: Any) -> AssignedAdapter:
+        uri = self.opener.put(f"file:///adapters/{name}/{content}", content)
+        return AssignedAdapter(name=name, sources=[AssignedSource(uri=uri, base_digest=base)], **more)
+
+    async def assign(self, *items: AssignedAdapter, revision: int, owner: str = OWNER, epoch: int = 1) -> AssignedState:
+        fence = Fence(pod_uid="pod", owner_uid=owner, epoch=epoch, revision=revision)
+        await self.clock.run(self.desk.assign(AssignAdaptersRequest(fence=fence, adapters=list(items))))
+        await self.clock.settle()
+        return self.told
+
+    def write(self, *items: AssignedAdapter, revision: int, owner: str = OWNER, epoch: int = 1, **more: Any) -> None:
+        """The operator publishes, and the kubelet has copied it."""
+        self.base.file = Assignment(
+            owner_uid=owner, epoch=epoch, adapters=list(items), adapters_revision=revision, **more
+        )
+
+    @property
+    def told(self) -> AssignedState:
+        found = self.desk.view().assigned
+        assert found is not None
+        return found
+
+    def served(self) -> dict[str, str]:
+        """Name → content that serves."""
+        return {s.name: s.uri.rpartition("/")[2] for s in self.desk.registered() if s.state is not AdapterState.FAILED}
+
+    def problems(self) -> dict[str, str]:
+        return {p.name: p.error.code for p in self.told.problems if p.error is not None}
+
+    async def by_hand(self, name: str, *, revision: int) -> None:
+        uri = self.opener.put(f"file:///adapters/{name}/hand", "hand")
+        fence = Fence(pod_uid="pod", owner_uid="cli", epoch=1, revision=revision)
+        request = LoadAdapterRequest(fence=fence, source=AdapterSource(name=name, uri=uri))
+        await self.clock.run(self.desk.load(request))
+        await self.clock.settle()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    await made.desk.stop()
+
+
+async def test_what_is_assigned_is_loaded_and_what_is_not_any_more_is_taken_away(world: World) -> None:
+    told = await world.assign(world.item("a"), world.item("b"), revision=1)
+    assert (world.served(), told.revision, told.open, told.adapters) == ({"a": "one", "b": "one"}, 1, 0, 2)
+    told = await world.assign(world.item("b"), revision=2)
+    assert (world.served(), told.open, world.desk.view().host_bytes > 0) == ({"b": "one"}, 0, True)
+    assert len(world.host.held) == 1
+
+
+async def test_adapters_of_other_pods_are_not_loaded(world: World) -> None:
+    await world.assign(world.item("a", pod_uids=["pod"]), world.item("b", pod_uids=["other"]), revision=1)
+    assert world.served() == {"a": "one"}
+
+
+async def test_the_same_again_asks_the_engine_for_nothing(world: World) -> None:
+    await world.assign(world.item("a"), revision=1)
+    calls = list(world.host.calls)
+    await world.assign(world.item("a"), revision=2)
+    await world.clock.advance(120)
+    assert (world.host.calls, world.told.revision) == (calls, 2)
+
+
+async def test_other_content_takes_the_name_over_at_once_and_the_old_one_drains_in_its_time(world: World) -> None:
+    await world.assign(world.item("a"), revision=1)
+    using = world.desk.use("a")
+    before = await using.__aenter__()
+    await world.assign(world.item("a", "two", drain_timeout_seconds=5), revision=2)
+    async with world.desk.use("a") as now:
+        assert now.id != before.id
+    states = {status.id: status.state for status in world.desk.contents()}
+    assert states[before.id] is AdapterState.DRAINING
+    await world.clock.advance(6)
+    assert {s.id: s.state for s in world.desk.contents()}[before.id] is AdapterState.TOMBSTONE
+    await using.__aexit__(None, None, None)
+    await world.clock.settle()
+    assert [status.id for status in world.desk.contents()] == [now.id]
+
+
+async def test_what_is_taken_away_drains_as_long_as_it_was_assigned_to(world: World) -> None:
+    await world.assign(world.item("a", drain_timeout_seconds=30), revision=1)
+    using = world.desk.use("a")
+    await using.__aenter__()
+    told = await world.assign(revision=2)
+    assert (world.served(), told.open) == ({}, 0)
+    await world.clock.advance(29)
+    assert [s.state for s in world.desk.contents()] == [AdapterState.DRAINING]
+    await world.clock.advance(2)
+    assert [s.state for s in world.desk.contents()] == [AdapterState.TOMBSTONE]
+    await using.__aexit__(None, None, None)
+
+
+async def test_what_cannot_be_loaded_leaves_the_old_content_and_is_tried_again(world: World) -> None:
+    await world.assign(world.item("a"), revision=1)
+    new = world.item("a", "two")
+    world.opener.errors[new.sources[0].uri] = SourceUnreadable("the volume is away")
+    told = await world.assign(new, revision=2)
+    assert (world.served(), world.problems(), told.open) == ({"a": "one"}, {"a": "SourceUnreadable"}, 0)
+    world.opener.errors.clear()
+    await world.clock.advance(3)
+    assert (world.served(), world.problems()) == ({"a": "two"}, {})
+
+
+async def test_what_is_refused_for_its_content_is_rarely_looked_at_again(world: World) -> None:
+    item = world.item("a")
+    uri = item.sources[0].uri
+    world.opener.errors[uri] = InvalidCheckpoint("not an adapter")
+    await world.assign(item, revision=1)
+    await world.clock.advance(100)
+    assert [p.attempts for p in world.told.problems] == [1]
+    await world.assign(world.item("a"), world.item("b"), revision=2)
+    assert (world.served(), [p.attempts for p in world.told.problems]) == ({"b": "one"}, [1])
+    world.opener.errors.clear()
+    await world.clock.advance(301)
+    assert world.served() == {"a": "one", "b": "one"}
+
+
+async def test_a_source_that_hangs_keeps_no_other_adapter_waiting(world: World) -> None:
+    slow = world.item("a")
+    world.opener.hanging[slow.sources[0].uri] = asyncio.Event()
+    told = await world.assign(slow, world.item("b"), revision=1)
+    assert (world.served(), told.open) == ({"b": "one"}, 1)
+    told = await world.assign(slow, world.item("c"), revision=2)
+    assert (world.served(), told.open) == ({"c": "one"}, 1)
+    world.opener.hanging[slow.sources[0].uri].set()
+    await world.clock.settle()
+    assert (world.served(), world.told.open) == ({"a": "one", "c": "one"}, 0)
+
+
+async def test_an_assignment_that_came_while_its_adapter_was_read_is_the_one_that_counts(world: World) -> None:
+    first = world.item("a")
+    world.opener.hanging[first.sources[0].uri] = asyncio.Event()
+    await world.assign(first, revision=1)
+    await world.assign(revision=2)
+    world.opener.hanging[first.sources[0].uri].set()
+    await world.clock.settle()
+    assert (world.served(), world.told.open, world.host.held) == ({}, 0, set())
+
+
+async def test_a_new_pod_has_its_adapters_before_it_serves(world: World) -> None:
+    world.write(world.item("a"), world.item("b"), revision=3)
+    await world.restart()
+    assert (world.served(), world.told.revision) == ({"a": "one", "b": "one"}, 3)
+
+
+async def test_a_restart_knows_what_is_assigned_without_the_file_and_without_the_operator(world: World) -> None:
+    broken = world.item("b")
+    world.opener.errors[broken.sources[0].uri] = SourceUnreadable("the volume is away")
+    await world.assign(world.item("a"), broken, revision=1)
+    world.opener.errors.clear()
+    await world.restart()
+    assert (world.served(), world.told.revision) == ({"a": "one", "b": "one"}, 1)
+
+
+async def test_what_was_taken_away_while_the_pod_was_down_does_not_come_back(world: World) -> None:
+    await world.assign(world.item("a"), world.item("b"), revision=1)
+    world.write(world.item("b", "two"), world.item("c"), revision=2)
+    await world.restart()
+    assert (world.served(), world.told.open) == ({"b": "two", "c": "one"}, 0)
+
+
+async def test_a_restart_into_a_bad_successor_serves_what_was_served(world: World) -> None:
+    await world.assign(world.item("a"), revision=1)
+    first = world.item("a")
+    pinned = AssignedSource(uri=first.sources[0].uri, digest=world.desk.status("a").digest)
+    await world.assign(AssignedAdapter(name="a", sources=[pinned]), revision=2)
+    bad = AssignedSource(uri="file:///adapters/nothing", digest=OTHER_BASE)
+    world.write(AssignedAdapter(name="a", sources=[bad]), revision=3)
+    await world.restart()
+    assert (world.served(), world.problems()) == ({"a": "one"}, {"a": "SourceNotFound"})
+
+
+async def test_bytes_that_were_lost_with_a_worker_come_back_when_their_source_does(world: World) -> None:
+    item = world.item("a")
+    await world.assign(item, revision=1)
+    world.opener.errors[item.sources[0].uri] = SourceUnreadable("the volume is away")
+    await world.restart()
+    assert (world.served(), world.problems()) == ({}, {"a": "SourceUnreadable"})
+    world.opener.errors.clear()
+    await world.clock.advance(5)
+    assert (world.served(), world.problems()) == ({"a": "one"}, {})
+
+
+async def test_a_start_does_not_wait_for_a_hanging_source_for_ever() -> None:
+    world = World(load_seconds=20)
+    item = world.item("a")
+    world.opener.hanging[item.sources[0].uri] = asyncio.Event()
+    world.write(item, world.item("b"), revision=1)
+    before = world.clock.now
+    await world.restart()
+    assert (world.served(), world.clock.now - before) == ({"b": "one"}, 20)
+    await world.desk.stop()
+
+
+async def test_a_newer_file_is_followed_without_a_call(world: World) -> None:
+    await world.assign(world.item("a"), revision=1)
+    world.write(world.item("b"), revision=2)
+    await world.clock.advance(20)
+    assert world.served() == {"b": "one"}
+    world.write(world.item("c"), revision=1)  # the kubelet was late
+    await world.clock.advance(20)
+    assert (world.served(), world.told.revision) == ({"b": "one"}, 2)
+
+
+@pytest.mark.parametrize(
+    ("fence", "error"),
+    [
+        (Fence(pod_uid="other", owner_uid=OWNER, epoch=1, revision=9), WrongPod),
+        (Fence(pod_uid="pod", owner_uid=OWNER, epoch=1, revision=4), StaleRevision),
+        (Fence(pod_uid="pod", owner_uid=OWNER, epoch=0, revision=9), StaleRevision),
+        (Fence(pod_uid="pod", owner_uid="somebody", epoch=1, revision=9), ForeignOwner),
+        (Fence(pod_uid="pod", owner_uid="cli", epoch=1, revision=9), BadRequest),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_who_may_not_assign(world: World, fence: Fence, error: type[Exception]) -> None:
+    await world.assign(world.item("a"), revision=5)
+    with pytest.raises(error):
+        await world.clock.run(world.desk.assign(AssignAdaptersRequest(fence=fence)))
+    await world.clock.settle()
+    assert world.served() == {"a": "one"}
+
+
+async def test_another_object_owns_the_pod_once_the_file_says_so(world: World) -> None:
+    await world.assign(world.item("a"), world.item("b"), revision=5)
+    for older in (4, 5):  # a file that was late says nothing about who owns the pod now
+        world.write(world.item("a"), revision=older, owner="model-version-2")
+        with pytest.raises(ForeignOwner):
+            await world.assign(world.item("a"), revision=6, owner="model-version-2")
+    world.write(world.item("a"), revision=6, owner="model-version-2")
+    told = await world.assign(world.item("a"), revision=6, owner="model-version-2")
+    assert (world.served(), told.owner_uid) == ({"a": "one"}, "model-version-2")
+
+
+async def test_a_person_overrules_an_assignment_only_above_its_revision_and_until_the_next_one(world: World) -> None:
+    await world.assign(world.item("a"), revision=1)
+    await world.assign(world.item("a"), world.item("b"), revision=5)
+    with pytest.raises(StaleRevision):
+        await world.by_hand("a", revision=3)
+    await world.by_hand("a", revision=6)
+    await world.clock.advance(30)
+    assert (world.served(), world.problems()) == ({"a": "hand", "b": "one"}, {"a": "StaleRevision"})
+    await world.assign(world.item("a"), world.item("b"), revision=7)
+    assert (world.served(), world.problems()) == ({"a": "one", "b": "one"}, {})
+
+
+async def test_adapters_loaded_by_hand_stay_beside_assigned_ones(world: World) -> None:
+    await world.by_hand("mine", revision=1)
+    await world.assign(world.item("a"), revision=1)
+    await world.assign(revision=2)
+    assert world.served() == {"mine": "hand"}
+    await world.assign(world.item("mine"), revision=3)
+    assert world.served() == {"mine": "one"}
+    await world.assign(revision=4)
+    assert world.served() == {}
+
+
+async def test_adapters_of_a_deleted_object_stay_and_are_a_persons_to_change(world: World) -> None:
+    await world.assign(world.item("a"), world.item("b"), revision=1)
+    world.write(world.item("a"), world.item("b"), revision=1, released=True)
+    await world.clock.advance(20)
+    fence = Fence(pod_uid="pod", owner_uid="cli", epoch=1, revision=2)
+    await world.clock.run(world.desk.unload("a", UnloadAdapterRequest(fence=fence)))
+    await world.clock.advance(60)
+    assert world.served() == {"b": "one"}
+    await world.restart()
+    assert world.served() == {"b": "one"}
+
+
+async def test_without_a_source_for_the_base_what_is_served_stays(world: World) -> None:
+    await world.assign(world.item("a"), revision=1)
+    await world.assign(world.item("a", "two", base=OTHER_BASE), world.item("b", base=OTHER_BASE), revision=2)
+    assert (world.served(), set(world.problems().values())) == ({"a": "one"}, {"IncompatibleAdapter"})
+    world.base.live = VersionRef(version="1.1", digest=OTHER_BASE)
+    world.desk.activate(OTHER_BASE)
+    await world.clock.settle()
+    assert (world.served(), world.problems()) == ({"a": "two", "b": "one"}, {})
+
+
+async def test_the_name_of_the_base_is_told_as_a_problem(world: World) -> None:
+    await world.assign(world.item("base"), world.item("a"), revision=1)
+    assert (world.served(), world.problems()) == ({"a": "one"}, {"base": "BadRequest"})
+
+
+async def test_two_hundred_adapters_are_loaded_and_the_engine_holds_just_those(world: World) -> None:
+    items = [world.item(f"adapter-{number}") for number in range(200)]
+    told = await world.assign(*items, revision=1)
+    assert (len(world.served()), told.open, len(world.host.held)) == (200, 0, 200)
+    told = await world.assign(*items[:20], revision=2)
+    assert (len(world.served()), told.open, len(world.host.held)) == (20, 0, 20)
+
+
+async def test_sources_are_looked_up_without_loading_anything(world: World) -> None:
+    good = world.opener.put("file:///adapters/good", "one")
+    sources = [AdapterSource(name="a", uri=good), AdapterSource(name="b", uri="file:///nothing")]
+    found = (await world.clock.run(world.desk.resolve(ResolveAdaptersRequest(sources=sources)))).adapters
+    assert found[0].digest.startswith("sha256:")
+    assert (found[0].error, found[1].error is not None and found[1].error.code) == (None, "SourceNotFound")
+    assert (world.desk.contents(), world.host.calls) == ((), [])
