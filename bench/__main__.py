@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -24,6 +25,7 @@ from bench.external.run import EXTERNAL, measure_external
 from bench.measure import LARGEST, MEASUREMENTS, ONCE, ModelResult, OnceResult, measure, measure_once
 from bench.models import ensure_model, layers_for, model_folder
 from bench.report import lines, ratios, tables
+from bench.scale.run import Size, measure_scale
 from bench.turns import Budget
 from bench.verdicts import verdicts
 from demo.console import complain, heading, say, step
@@ -31,6 +33,8 @@ from modelswap_engine.backends.embedded.settings import Device, EmbeddedSettings
 from modelswap_engine.protocol.errors import ModelswapError
 from tests.support.cache import REPOSITORY
 
+SCALE = "scale"
+"""A thousand simulated pods; only when it is asked for by name."""
 _ALL = (*MEASUREMENTS, *EXTERNAL)
 _SIZES = (0.1, 0.5, 2.0)
 _MINUTES = 10.0
@@ -42,18 +46,22 @@ _RESERVE_BYTES = 5 * 10**9
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure swaps; no time is ever a failure.")
-    parser.add_argument("names", nargs="*", help=f"what to measure, of {', '.join(_ALL)}; default: all")
+    parser.add_argument(
+        "names", nargs="*", help=f"what to measure, of {', '.join((*_ALL, SCALE))}; default: all but {SCALE}"
+    )
     parser.add_argument("--sizes", type=float, nargs="+", default=_SIZES, help="model sizes in GB")
     parser.add_argument("--turns", type=int, default=5, help="how often each figure is taken at most")
     parser.add_argument("--minutes", type=float, default=_MINUTES, help="when this is over, figures are taken once")
     parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CPU, help="where models run")
     parser.add_argument("--remove", action="store_true", help="remove the random models from the cache, and end")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(_ALL):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(_ALL)}")
+    if unknown := set(options.names) - {*_ALL, SCALE}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join((*_ALL, SCALE))}")
     if options.remove:
         _remove()
         return 0
+    if options.names == [SCALE]:
+        return _scale()
     bench = _Bench(
         names=options.names or _ALL,
         budget=Budget(60 * options.minutes - _LAST_SECONDS),
@@ -67,7 +75,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ModelswapError, OSError, RuntimeError) as error:
         complain(str(error), advice="fewer or smaller models: python -m bench --sizes 0.1 0.5")
         return 1
-    return 0
+    return _scale() if SCALE in options.names else 0
+
+
+def _scale() -> int:
+    """Measure the operator; the last line has all figures, and what does not converge fails."""
+    heading("One operator, a thousand simulated pods")
+    try:
+        found = asyncio.run(measure_scale(Size(), report=say))
+    except KeyboardInterrupt:
+        return 130
+    file = _build() / "bench-scale.json"
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    say(f"figures: {file.relative_to(REPOSITORY)}")
+    say(found.line())
+    return 0 if found.converged else 1
 
 
 class _Bench:
@@ -125,8 +147,7 @@ def _show(once: OnceResult, results: Sequence[ModelResult], external: ExternalRe
     heading("Asked and measured")
     said = [*verdicts(once, results, found), *report.verdicts(external)]
     say("\n".join(verdict.line() for verdict in said) or "nothing that was asked for was measured")
-    file = REPOSITORY / "build" / "bench.json"
-    file.parent.mkdir(exist_ok=True)
+    file = _build() / "bench.json"
     document = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(seconds, 1),
@@ -138,6 +159,12 @@ def _show(once: OnceResult, results: Sequence[ModelResult], external: ExternalRe
     }
     file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     say(f"\nfigures: {file.relative_to(REPOSITORY)}, after {seconds:.0f} s")
+
+
+def _build() -> Path:
+    folder = REPOSITORY / "build"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _check_disk(nbytes: int) -> None:

@@ -16,6 +16,7 @@ from modelswap_engine.backends.port import Backend
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
 from modelswap_engine.backends.sglang.plain import PlainSglang
+from modelswap_engine.backends.sglang.pulse import Pulse
 from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.backends.vllm.plain import PlainVllm
 from modelswap_engine.http.proxy.flights import Flights
@@ -112,7 +113,8 @@ class SglangServer:
 
     def control(self) -> EngineControl:
         """Return its control side."""
-        return SglangControl(SglangClient(self.url))
+        client = SglangClient(self.url)
+        return SglangControl(client, pulse=Pulse(client))  # as the sidecar has it
 
     def backends(self) -> Mapping[str, Callable[[], Backend]]:
         """Return what makes a backend, not started, for each route into it."""

@@ -11,11 +11,11 @@ import pytest
 from demo.slot import DemoSlot
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.states import SwapState
-from tests.api.conftest import OperatorProcess
 from tests.support.apiserver import ApiServer
 from tests.support.cluster.provider import Clients, Programs
 from tests.support.fake_pods import Slot, digest, ref
 from tests.support.fake_sidecar import Content
+from tests.support.operated import OperatorProcess
 from tests.support.stack import kubectl_program
 
 pytestmark = pytest.mark.api

@@ -11,9 +11,9 @@ import pytest
 
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.states import SwapState
-from tests.api.conftest import OperatorProcess
 from tests.support.fake_pods import Slot, digest, eventually, ref
 from tests.support.fake_sidecar import Content
+from tests.support.operated import OperatorProcess
 
 pytestmark = pytest.mark.api
 

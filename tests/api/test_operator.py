@@ -12,10 +12,10 @@ from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
-from tests.api.conftest import OperatorProcess
 from tests.support.custom import GROUP_VERSION, lora_adapter
 from tests.support.fake_pods import Slot, digest, eventually, ref
 from tests.support.fake_sidecar import Content
+from tests.support.operated import OperatorProcess
 from tests.support.rest import Rest
 
 pytestmark = pytest.mark.api

@@ -13,9 +13,10 @@ import pytest
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.runtime.app import EXIT_LEASE_LOST
-from tests.api.conftest import CONTENTS, Account, OperatorProcess, granted
+from tests.api.conftest import CONTENTS
 from tests.support.apiserver import ApiServer
 from tests.support.fake_pods import Slot, eventually, ref
+from tests.support.operated import Account, OperatorProcess, granted
 from tests.support.rest import Rest
 from tests.support.weak_api import WeakApi
 

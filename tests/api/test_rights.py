@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.conftest import granted
 from tests.support.apiserver import ApiServer
 from tests.support.custom import GROUP_VERSION, model_version
+from tests.support.operated import granted
 from tests.support.rest import Rest
 
 pytestmark = pytest.mark.api

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -64,6 +65,7 @@ class FakeSidecar:
     step_seconds: float = 0.005
     hold_at: SwapState | None = None
     reason: str = ""
+    on_call: Callable[[str], None] = lambda call: None
     calls: list[str] = field(default_factory=list)
     swaps: list[SwapRequest] = field(default_factory=list)
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -129,7 +131,9 @@ class FakeSidecar:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: web.Handler) -> web.StreamResponse:
-        self.calls.append(f"{request.method} {request.path.removeprefix(CONTROL_PREFIX)}")
+        call = f"{request.method} {request.path.removeprefix(CONTROL_PREFIX)}"
+        self.calls.append(call)
+        self.on_call(call)
         try:
             self._authenticate(request)
             return await handler(request)
