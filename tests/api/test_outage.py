@@ -134,3 +134,19 @@ async def test_a_leader_that_cannot_renew_ends_and_the_next_one_goes_on(
     assert [len(pod.sidecar.swaps) for pod in slot.pods] == [1, 1, 1]
     before, *after = (pod.sidecar.swaps[0].fence.epoch for pod in slot.pods)
     assert set(after) == {before + 1}
+
+
+@pytest.mark.full  # it takes the longest silence that is allowed
+@pytest.mark.timeout(600)
+async def test_connections_that_carry_nothing_any_more_are_given_up(
+    api: tuple[WeakApi, OperatorProcess], slot: Slot
+) -> None:
+    weak, operator = api
+    await slot.ready_at(V10)
+    weak.freeze()
+    slot.bump(V11)
+    await eventually(lambda: slot.condition("Ready") == ("True", "Succeeded"), what=slot.story, seconds=240)
+    assert slot.serving() == ["1.1"] * 3
+    slot.bump(V12)  # and what is watched again is heard of at once
+    await slot.ready_at(V12)
+    assert await asyncio.to_thread(operator.get, "/livez") == (200, "ok")

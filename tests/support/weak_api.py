@@ -1,4 +1,4 @@
-"""A way to a real API server that fails when a test says so: by refusing connections, or by answering with errors.
+"""A way to a real API server that fails when a test says so: by refusing connections, by errors, or by silence.
 
 Stands for a control plane in trouble, which a test cannot bring about in the server itself. Open watches are cut when
 trouble begins, as they are when a server ends. Refuses to know who asks for what.
@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import ssl
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,6 +35,8 @@ class WeakApi:
         self._status = 0
         self._port = 0
         self._handling: set[asyncio.Task[object]] = set()
+        self._open: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        self._frozen: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -64,6 +67,13 @@ class WeakApi:
             await self._cut()
             await runner.cleanup()
 
+    def freeze(self) -> None:
+        """From now on connections that are open carry nothing, and stay open; new ones work.
+
+        So does a middle box that has forgotten them.
+        """
+        self._frozen.update(self._open)
+
     async def heal(self) -> None:
         """End the trouble."""
         self._status = 0
@@ -84,6 +94,9 @@ class WeakApi:
         await asyncio.gather(*self._handling, return_exceptions=True)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        self._open.add(request.transport)
+        await self._carried(request)
         if self._status:
             body = {"kind": "Status", "apiVersion": "v1", "code": self._status, "message": "the server is in trouble"}
             return web.json_response(body, status=self._status, headers={"Retry-After": "1"})
@@ -101,8 +114,15 @@ class WeakApi:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)
             async for chunk in answer.content.iter_any():
+                await self._carried(request)
                 await response.write(chunk)
+            await self._carried(request)
             return response
+
+    async def _carried(self, request: web.Request) -> None:
+        """Go on, but never on a connection that is frozen."""
+        if request.transport in self._frozen:
+            await asyncio.Event().wait()
 
 
 def _config(url: str) -> dict[str, object]:
