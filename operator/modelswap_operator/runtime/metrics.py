@@ -1,6 +1,6 @@
 """Prometheus metrics of the operator; labels are bounded, object names are never one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import time
 
@@ -28,6 +28,12 @@ class Metrics:
             registry=registry,
         )
         self._active = Gauge("modelswap_active_workers", "Passes under way.", ["kind"], registry=registry)
+        self._objects = Gauge(
+            "modelswap_objects",
+            "Objects by what they are, such as Ready or Stalled.",
+            ["kind", "standing"],
+            registry=registry,
+        )
         self._writes = Counter("modelswap_status_writes_total", "Status writes.", ["kind"], registry=registry)
         self._requests = Counter(
             "modelswap_rest_client_requests_total",
@@ -68,6 +74,12 @@ class Metrics:
         self._seconds.labels(kind).observe(seconds)
         if result == "error":
             self._errors.labels(kind).inc()
+
+    def standing(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Say how many objects there are by kind and by what they are; what is not named is there no more."""
+        self._objects.clear()
+        for labels, count in counts.items():
+            self._objects.labels(*labels).set(count)
 
     def status_written(self, kind: str) -> None:
         """Count a status write."""

@@ -29,6 +29,7 @@ from modelswap_operator.runtime.memory import SlotMemory
 from modelswap_operator.runtime.task import Again, ObjectTask
 from modelswap_operator.runtime.tools import Tools
 from modelswap_operator.status import events
+from modelswap_operator.status.conditions import standing
 from modelswap_operator.status.summarize import summarize
 
 _log = structlog.get_logger(__name__)
@@ -141,6 +142,7 @@ class SlotTask(ObjectTask):
         """Write the status if it says anything new, and the Events that this is worth."""
         before = look.snapshot.status
         after = summarize(look.snapshot, action, now)
+        self.standing = standing(after.conditions)
         if after == before:
             return
         if await self.show(after, resource_version=look.resource_version):

@@ -5,6 +5,7 @@ in an outage costs time and nothing else.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -104,3 +105,4 @@ class Supervisor:
     def _sweep(self) -> None:
         for key in [key for key, (_, task) in self._tasks.items() if task.done()]:
             del self._tasks[key]
+        self._tools.metrics.standing(Counter((item.kind, item.standing) for item, _ in self._tasks.values()))

@@ -32,7 +32,11 @@ class Again:
 
 
 class ObjectTask(ABC):
-    """One sequential reconciler."""
+    """One sequential reconciler.
+
+    Attributes:
+        standing: what the object was at the last look, in one word for the metrics.
+    """
 
     kind: ClassVar[str]
     plural: ClassVar[str]
@@ -41,6 +45,7 @@ class ObjectTask(ABC):
         self.namespace = namespace
         self.name = name
         self.pass_began: float | None = None
+        self.standing = "Unknown"
         self._tools = tools
         self._woken = asyncio.Event()
         self._failures = 0

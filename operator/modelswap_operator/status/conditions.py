@@ -21,6 +21,13 @@ class Verdict:
     message: str
 
 
+def standing(conditions: Iterable[Condition]) -> str:
+    """Return in one word what an object is: what needs a person first, ``Unknown`` while nothing is said."""
+    true = {condition.type for condition in conditions if condition.true}
+    order = (ConditionType.STALLED, ConditionType.SUSPENDED, ConditionType.READY, ConditionType.RECONCILING)
+    return next((kind.value for kind in order if kind in true), "Unknown")
+
+
 def cut(text: str, limit: int = MESSAGE_LIMIT) -> str:
     """Return a text that fits its field; the schema refuses longer ones."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

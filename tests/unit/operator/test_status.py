@@ -2,11 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from modelswap_operator.api.conditions import Condition
 from modelswap_operator.api.loraadapter import LoRAAdapterStatus
 from modelswap_operator.api.modelversion import Failure, ModelVersionStatus
 from modelswap_operator.api.reasons import ConditionType
 from modelswap_operator.status.adapters import not_yet
-from modelswap_operator.status.conditions import MESSAGE_LIMIT, Verdict, conditions
+from modelswap_operator.status.conditions import MESSAGE_LIMIT, Verdict, conditions, standing
 from modelswap_operator.status.events import of_status
 
 NOW = datetime(2026, 11, 29, 12, 0, 0, tzinfo=UTC)
@@ -71,3 +74,17 @@ def test_an_adapter_never_promises_progress() -> None:
         "Stalled": ("True", "NotYetSupported"),
     }
     assert not_yet(found, generation=3, now=LATER) == found
+
+
+@pytest.mark.parametrize(
+    ("true", "word"),
+    [
+        ((), "Unknown"),
+        (("Reconciling",), "Reconciling"),
+        (("Ready", "Serving"), "Ready"),
+        (("Stalled", "Serving", "WeightsVerified"), "Stalled"),
+        (("Suspended", "Reconciling"), "Suspended"),
+    ],
+)
+def test_an_object_is_one_thing_for_the_metrics(true: tuple[str, ...], word: str) -> None:
+    assert standing(Condition(type=kind, status="True", reason="R", message="") for kind in true) == word
