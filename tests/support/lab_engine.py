@@ -128,6 +128,7 @@ class LabHost:
         self.rank, self.ranks, self.software, self.architecture = 0, 1, "lab 1", "LabForCausalLM"
         self.refused = ""
         self.wiped = 0
+        self.settled_times = 0
         self._tied, self._dtype, self._frugal = tied, dtype, frugal
         self.method = Method.POINTER
         self.model = self._fresh("cpu")
@@ -184,6 +185,9 @@ class LabHost:
 
     def wipe(self) -> None:
         self.wiped += 1
+
+    def settled(self) -> None:
+        self.settled_times += 1
 
     def says(self) -> torch.Tensor:
         """Return what the live model answers to every token."""

@@ -65,6 +65,7 @@ def test_everything_changes_and_comes_back(lab: Lab, old: Path, new: Path) -> No
     verified = lab.outcome(wire.VerifyCall(work="again", operation_id="op", strict=True))
     assert (verified.reply.error, verified.reply.digest) == (None, digest_of(old))
     assert lab.host.wiped == 3  # what was cached by the weights before: once taken over, exchanged, and taken back
+    assert lab.host.settled_times == 1
 
 
 def test_a_model_that_would_take_its_memory_twice_is_refused(old: Path) -> None:

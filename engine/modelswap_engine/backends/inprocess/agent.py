@@ -204,6 +204,7 @@ class Agent:
     def _adopted(self, updater: WeightUpdater, operation_id: str, seconds: float) -> wire.Answer:
         self._updater = updater
         self._host.wipe()
+        self._host.settled()
         return self._answer(self._reply(operation_id, seconds=seconds, digest=updater.digest))
 
     def _stage(self, call: wire.StageCall) -> wire.Answer:

@@ -66,3 +66,6 @@ class Host(Protocol):
         A version whose output overflows fills them with that, and where an engine multiplies the unused ends of blocks
         by zero, the next version answers with it.
         """
+
+    def settled(self) -> None:
+        """All that exchanges need is there and will stay; called once for each version that is taken over."""

@@ -4,6 +4,7 @@ The only file that reaches into SGLang. Written against 0.5.23; what is not ther
 ``refusal`` or as an error before anything live is touched.
 """
 
+import gc
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -132,6 +133,16 @@ class SglangHost:
 
     def wipe(self) -> None:
         """Nothing to do: SGLang reads no block beyond what a request has written into it."""
+
+    def settled(self) -> None:
+        """Take what is there out of garbage collection.
+
+        On CPU SGLang collects at each flush, in the thread that computes: a walk over all objects of the process, of
+        hundreds of milliseconds, twice while the gate is closed. SGLang does the same after its warm-up, unless that
+        was left out; the modules of our skeleton have come since.
+        """
+        gc.collect()
+        gc.freeze()
 
 
 def _parts(module: str) -> tuple[str, ...]:

@@ -153,6 +153,9 @@ class VllmHost:
             if cache.is_floating_point() and not bool(torch.isfinite(first).all()):
                 cache.zero_()
 
+    def settled(self) -> None:
+        """Nothing to do: vLLM takes itself out of garbage collection when it has started."""
+
 
 def _tensors(caches: Any) -> Iterator[torch.Tensor]:
     for cache in caches:
