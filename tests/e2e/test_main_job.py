@@ -111,7 +111,7 @@ async def test_the_kubectl_plugin_asks_the_pods_and_goes_back(slot: Slot, tmp_pa
     wanted["spec"] |= {"version": "1.0", "source": {"uri": f"file://{slot.inside('v1')}", "digest": old.digest}}
     (plan,) = json.loads(await run("plan", "-f", "-", "-o", "json", stdin=json.dumps(wanted)))
     changed = [entry for entry in new.tensors if old.by_name[entry.name].sha256 != entry.sha256]
-    assert (plan["pods"], plan["plan"]["changed_tensors"]) == (len(slot.pods()), len(changed))
+    assert (plan["pods"], plan["plan"]["changedTensors"]) == (len(slot.pods()), len(changed))
     checks = json.loads(await run("check", slot.name, "-o", "json"))
     assert {name: check["digest"] for name, check in checks.items()} == dict.fromkeys(slot.pods(), new.digest)
     archive = tmp_path / "bundle.tar.gz"

@@ -107,6 +107,10 @@ class Slot:
     def patch(self, **spec: Any) -> None:
         self._rest.call("PATCH", f"{self._list()}/{self.name}", {"spec": spec}, content=MERGE).accepted()
 
+    def mark(self, **metadata: dict[str, str]) -> None:
+        """Set labels and annotations."""
+        self._rest.call("PATCH", f"{self._list()}/{self.name}", {"metadata": metadata}, content=MERGE).accepted()
+
     def bump(self, version: VersionRef, *, pin: str | None = None) -> None:
         self.patch(version=version.version, source={"uri": version.uri, "digest": pin})
 
@@ -129,6 +133,10 @@ class Slot:
     def message(self) -> str:
         conditions = self.object()["status"]["conditions"]
         return str(next(c["message"] for c in conditions if c["type"] == "Ready"))
+
+    def configmap(self) -> dict[str, Any]:
+        """Return the ConfigMap of the assignment as it is stored."""
+        return self._rest.call("GET", f"{self._core('configmaps')}/modelswap-{self.name}").accepted()
 
     def assignment(self) -> Assignment | None:
         answer = self._rest.call("GET", f"{self._core('configmaps')}/modelswap-{self.name}")

@@ -62,6 +62,7 @@ class World:
         self.uid = "owner-1"
         self.generation = 1
         self.deleted = False
+        self.requested_at = ""
         self.epoch = 1
         self.pinned = pinned
         self.spec = ModelVersionSpec(
@@ -138,6 +139,7 @@ class World:
             uid=self.uid,
             generation=self.generation,
             deleted=self.deleted,
+            requested_at=self.requested_at,
             spec=None if self.deleted else self.spec,
             status=self.status,
             pods=pods,

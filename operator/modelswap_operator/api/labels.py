@@ -14,6 +14,9 @@ LORAADAPTERS: Final = "loraadapters"
 SLOT_LABEL: Final = f"{GROUP}/slot"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 
+REQUESTED_AT: Final = f"{GROUP}/requestedAt"
+"""Annotation by which a person asks for another try now; any value that was not handled yet counts."""
+
 FIELD_MANAGER: Final = "modelswap-operator"
 """Owns the status of both kinds and the assignment; one name per writer, so that nothing of others is touched."""
 

@@ -219,6 +219,7 @@ class ModelVersionStatus(Value, frozen=True, kw_only=True):
     """What was observed; written by this operator only."""
 
     observed_generation: int = msgspec.field(default=-1)
+    last_handled_request_at: str = ""
     target: TargetStatus | None = None
     stable: StableStatus | None = None
     versions: tuple[VersionCount, ...] = ()

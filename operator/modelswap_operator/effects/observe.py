@@ -12,7 +12,7 @@ from typing import Any
 
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import Denied, Fenced, ModelswapError
-from modelswap_operator.api.labels import MODELVERSIONS, SLOT_LABEL, assignment_name
+from modelswap_operator.api.labels import MODELVERSIONS, REQUESTED_AT, SLOT_LABEL, assignment_name
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.effects import assignment, objects, paths
 from modelswap_operator.effects.engine_client import Address, EngineClient
@@ -74,6 +74,8 @@ class Observer:
             self._kube.get(paths.core("configmaps", namespace, assignment_name(slot))),
         )
         base = _object(body or {}, namespace=namespace, slot=slot, epoch=epoch)
+        if base.asked_again:
+            contacts.silent.clear()
         shown = {p.uid for p in base.status.pods if p.state not in ("", "Starting")}
         seen = [
             objects.pod_of(p, ever_ready=contacts.ever_ready | shown, default_port=self._default_port) for p in pods
@@ -152,6 +154,7 @@ def _object(body: Json, *, namespace: str, slot: str, epoch: int) -> Snapshot:
         spec_error=wrong,
         spec_manager=manager,
         spec_time=when,
+        requested_at=str((metadata.get("annotations") or {}).get(REQUESTED_AT, ""))[:128],
         status=objects.status_of(body),
     )
 

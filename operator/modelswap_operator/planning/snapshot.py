@@ -147,8 +147,14 @@ class Snapshot:
     spec_error: str = ""
     spec_manager: str = ""
     spec_time: str = ""
+    requested_at: str = ""
     status: ModelVersionStatus = field(default_factory=ModelVersionStatus)
     pods: tuple[Pod, ...] = ()
     assignment: Assignment | None = None
     ledger: Ledger = field(default_factory=Ledger)
     memory: Memory = field(default_factory=Memory)
+
+    @property
+    def asked_again(self) -> bool:
+        """Say whether a person has asked, since the last pass, not to wait with the next try."""
+        return self.requested_at not in ("", self.status.last_handled_request_at)

@@ -4,6 +4,7 @@ Everything here may be lost at any moment: it only keeps the operator from askin
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
 
@@ -52,10 +53,19 @@ class SlotMemory:
             for uid, attempt in self._attempts.items()
             if uid in present and attempt.revision == revision and live.get(uid) != attempt.digest
         }
+        if snapshot.asked_again:
+            self._wait_no_longer(now)
         read = {p.uid for p in snapshot.pods if p.state is not None}
         self._idle &= present - read
         self._idle |= {p.uid for p in snapshot.pods if p.uid in read and running(p) is None}
         self._progress = advance(snapshot, now)
+
+    def _wait_no_longer(self, now: datetime) -> None:
+        """Make every waiting try due; how many there were stays, for they are numbered."""
+        self._attempts = {uid: replace(attempt, retry_at=now) for uid, attempt in self._attempts.items()}
+        self._plans = {
+            key: replace(plan, retry_at=now) if plan.error is not None else plan for key, plan in self._plans.items()
+        }
 
     def sent(self, orders: Iterable[SwapOrder]) -> None:
         """Remember, before it is sent, that a pod is asked to swap: its answer may be lost on the way."""

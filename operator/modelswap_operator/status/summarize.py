@@ -34,6 +34,7 @@ def summarize(snapshot: Snapshot, action: Action, now: datetime) -> ModelVersion
     verdicts = (*_main(result), facts.serving(a), facts.verified(a), facts.suspended(a))
     return ModelVersionStatus(
         observed_generation=snapshot.generation if result.decided else before.observed_generation,
+        last_handled_request_at=snapshot.requested_at or before.last_handled_request_at,
         target=_target(a),
         stable=history.stable(a),
         versions=pods.versions(a),

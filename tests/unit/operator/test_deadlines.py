@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api.modelversion import OnFailure, Rollout
+from modelswap_operator.planning.actions import Wait
 from tests.support.sim_pod import GOOD
 from tests.support.slot_steps import long_after, started, until
 from tests.support.slot_world import World
@@ -118,3 +119,30 @@ def test_a_pod_lost_after_a_finished_rollout_takes_no_other_back() -> None:
     long_after(world)
     assert world.serving() == ["1.1", "1.1"]
     assert world.status.failures == ()
+
+
+def test_a_request_makes_a_waiting_try_due_once() -> None:
+    world = World(pods=1)
+    world.settle()
+    world.pods[0].transient_faults = 2
+    world.bump("1.1")
+    while world.pods[0].transient_faults == 2:
+        if isinstance(world.run_pass(), Wait):
+            world.tick()
+    while not isinstance(world.run_pass(), Wait):
+        pass
+    assert len(started(world)) == 1
+    world.requested_at = "now, please"
+    world.run_pass()
+    assert len(started(world)) == 2
+    assert world.status.last_handled_request_at == "now, please"
+    while world.pods[0].transient_faults == 1:
+        if isinstance(world.run_pass(), Wait):
+            world.tick()
+    while not isinstance(world.run_pass(), Wait):
+        pass
+    assert len(started(world)) == 2
+    world.requested_at = ""  # whoever owns the object has put it in order
+    world.run_pass()
+    assert len(started(world)) == 2
+    assert world.status.last_handled_request_at == "now, please"
