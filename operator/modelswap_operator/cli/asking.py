@@ -1,10 +1,10 @@
 """``kubectl modelswap plan|check|adapters``: what the engines themselves say, asked through their control ports."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -17,6 +17,7 @@ from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
 from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Plan, PlanRequest, VersionRef
 from modelswap_operator.api.labels import MODELVERSION_KIND
+from modelswap_operator.api.modelversion import ModelVersionStatus
 from modelswap_operator.cli import views
 from modelswap_operator.cli.engines import Engines
 from modelswap_operator.cli.failures import PluginError
@@ -25,6 +26,9 @@ from modelswap_operator.cli.looking import MODELVERSION
 from modelswap_operator.cli.options import Context, Format, Kubeconfig, Name, Namespace, cluster
 from modelswap_operator.cli.slots import Slot, slot_of
 from modelswap_operator.cli.views import Output
+
+STRANGERS: Final = 5
+"""How many pods are asked whose versions nobody has told."""
 
 
 def register(app: typer.Typer) -> None:
@@ -93,17 +97,30 @@ def _planned(kubectl: Kubectl, slot: Slot) -> Iterator[Planned]:
         traffic=spec.traffic.to_wire(),
         loading=spec.loading.to_wire(),
     )
-    plans: dict[str, tuple[VersionRef, Plan]] = {}
-    counts: dict[str, int] = {}
-    for pod in pods:
+    asked: set[str] = set()
+    for pod, count in one_of_each(pods, slot.status):
+        typer.echo(f"asking {pod['metadata']['name']} …", err=True)
         with engines.reach(pod) as client:
             live = client.get("/state", EngineState).live or VersionRef()
-            counts[live.digest] = counts.get(live.digest, 0) + 1
-            if live.digest not in plans:
-                typer.echo(f"asking {pod['metadata']['name']} …", err=True)
-                plans[live.digest] = (live, client.post("/plan", request, Plan))
-    for digest, (live, answer) in plans.items():
-        yield Planned(slot=slot.name, live=live, pods=counts[digest], plan=answer)
+            if live.digest in asked:
+                continue
+            asked.add(live.digest)
+            yield Planned(slot=slot.name, live=live, pods=count, plan=client.post("/plan", request, Plan))
+
+
+def one_of_each(pods: Sequence[dict[str, Any]], status: ModelVersionStatus) -> list[tuple[dict[str, Any], int]]:
+    """Return a pod for each version that is served, with how many serve it, as the operator saw last.
+
+    Pods that it says nothing of (there is no object yet, or it lists others) are asked one by one, a few of them.
+    """
+    named = {pod.name: pod.digest for pod in status.pods if pod.digest}
+    counts = {version.digest: version.pods for version in status.versions}
+    found: dict[str, tuple[dict[str, Any], int]] = {}
+    for pod in pods:
+        digest = named.get(pod["metadata"]["name"], "")
+        if digest:
+            found.setdefault(digest, (pod, counts.get(digest, 1)))
+    return list(found.values()) or [(pod, 1) for pod in pods[:STRANGERS]]
 
 
 def _shown(one: Planned) -> Iterator[Any]:

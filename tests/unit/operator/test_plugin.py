@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from modelswap_engine.protocol.assignment import Assignment
+from modelswap_operator.api.modelversion import VersionCount
 from modelswap_operator.cli import views
+from modelswap_operator.cli.asking import STRANGERS, one_of_each
 from modelswap_operator.cli.engines import account_of, control_port
 from modelswap_operator.cli.failures import PluginError
 from modelswap_operator.cli.findings import Facts, Level, findings
@@ -149,6 +152,17 @@ def test_port_and_account_are_found_in_the_pod_itself() -> None:
     assert account_of(pod()) == ("modelswap-system", "modelswap")
     assert control_port(pod(port="http")) is None
     assert account_of({"spec": {"containers": [{"name": "c"}]}}) is None
+
+
+def test_one_pod_is_asked_for_each_version_that_is_served() -> None:
+    status = slot(
+        pods=[{"name": f"chat-{n}", "state": "Serving", "digest": A if n < 3 else B} for n in range(5)]
+    ).status
+    status = msgspec.structs.replace(status, versions=(VersionCount(digest=A, pods=30), VersionCount(digest=B, pods=2)))
+    found = one_of_each([pod(f"chat-{n}") for n in range(5)], status)
+    assert [(thing["metadata"]["name"], count) for thing, count in found] == [("chat-0", 30), ("chat-3", 2)]
+    strangers = one_of_each([pod(f"other-{n}") for n in range(9)], status)
+    assert len(strangers) == STRANGERS
 
 
 # Findings.
