@@ -122,6 +122,30 @@ async def test_a_newer_spec_supersedes(slot: Slot) -> None:
     assert results == [("1.2", "Succeeded"), ("1.1", "Superseded"), ("1.0", "Succeeded")]
 
 
+async def test_a_canary_waits_for_its_requests_and_errors_take_it_back(slot: Slot, operator: OperatorProcess) -> None:
+    canary = {"pods": 1, "soakSeconds": 1, "minRequests": 10, "maxErrorPercent": 10}
+    await prepared(slot, 3, rollout={"canary": canary})
+    slot.bump(V11)
+    await eventually(lambda: "have soaked and wait for requests: 0 of 10 answered" in slot.message(), what=slot.story)
+    assert slot.condition("Reconciling") == ("True", "Soaking")
+    assert sorted(slot.serving()) == ["1.0", "1.0", "1.1"]
+    first = next(p for p in slot.pods if p.sidecar.live == V11)
+    soak = slot.object()["status"]["rollout"]["soak"]
+    assert [(row["uid"], row["bootID"]) for row in soak] == [(first.uid, first.sidecar.boot_id)]
+    operator.kill()
+    first.sidecar.answer(ok=9, failed=1)
+    operator.start()
+    await slot.ready_at(V11)
+    assert "served 1.1 for 1 s, 10 requests answered, 1 of them failed" in str(slot.events())
+    slot.bump(V12)
+    await eventually(lambda: "1.2" in slot.serving(), what=slot.story)
+    await eventually(lambda: slot.object()["status"]["rollout"].get("soak"), what=slot.story)
+    next(p for p in slot.pods if p.sidecar.live == V12).sidecar.answer(failed=2)
+    await slot.stalled("RolledBack")
+    assert slot.serving() == ["1.1"] * 3
+    assert "2 of 2 requests failed on canary pods" in slot.message()
+
+
 async def test_suspend_publishes_the_plan_and_changes_nothing(slot: Slot) -> None:
     await prepared(slot)
     slot.patch(version="1.1", source={"uri": V11.uri}, suspend=True)

@@ -21,11 +21,6 @@ NOT_YET = "not yet supported in this release: "
             "spec.source.credentialsRef",
             f"{NOT_YET}source.credentialsRef (file:// sources need no credentials)",
         ),
-        ({"rollout": {"canary": {"pods": 1}}}, "spec.rollout.canary.pods", f"{NOT_YET}rollout.canary.pods above 0"),
-        *(
-            ({"rollout": {"canary": {name: 5}}}, f"spec.rollout.canary.{name}", f"{NOT_YET}rollout.canary.{name} other")
-            for name in ("soakSeconds", "minRequests", "maxErrorPercent")
-        ),
         (
             {"adapters": {"onIncompatible": "Unload"}},
             "spec.adapters.onIncompatible",
@@ -67,6 +62,15 @@ def test_fields_of_later_releases_are_refused_and_say_so(
         ({"rollout": {"maxUnavailable": "1"}}, "spec.rollout.maxUnavailable", "or a percentage from 1% to 100%"),
         ({"rollout": {"maxUnavailable": 10001}}, "spec.rollout.maxUnavailable", "must be 1 to 10000"),
         ({"rollout": {"maxUnavailable": "two"}}, "spec.rollout.maxUnavailable", "or a percentage from 1% to 100%"),
+        ({"rollout": {"canary": {"pods": 101}}}, "spec.rollout.canary.pods", "less than or equal to 100"),
+        ({"rollout": {"canary": {"pods": -1}}}, "spec.rollout.canary.pods", "greater than or equal to 0"),
+        ({"rollout": {"canary": {"soakSeconds": -1}}}, "spec.rollout.canary.soakSeconds", "greater than or equal to 0"),
+        ({"rollout": {"canary": {"minRequests": 5}}}, "spec.rollout.canary.minRequests", "needs rollout.canary.pods"),
+        (
+            {"rollout": {"canary": {"maxErrorPercent": 101}}},
+            "spec.rollout.canary.maxErrorPercent",
+            "less than or equal",
+        ),
         ({"rollout": {"progressDeadlineSeconds": 0}}, "spec.rollout.progressDeadlineSeconds", "greater than or equal"),
         ({"rollout": {"onFailure": "Shrug"}}, "spec.rollout.onFailure", 'supported values: "Rollback", "Halt"'),
         ({"traffic": {"mode": "Sneak"}}, "spec.traffic.mode", "supported values"),
@@ -97,6 +101,7 @@ def test_malformed_fields_are_named(namespace: Namespace, spec: dict[str, Any], 
         {"rollout": {"maxUnavailable": 3, "onFailure": "Halt", "progressDeadlineSeconds": 30}},
         {"rollout": {"maxUnavailable": "100%"}},
         {"rollout": {"maxUnavailable": "1%", "canary": {"pods": 0, "soakSeconds": 60}}},
+        {"rollout": {"canary": {"pods": 2, "soakSeconds": 0, "minRequests": 500, "maxErrorPercent": 0}}},
         {"traffic": {"mode": "Recompute"}},
         *(
             {"traffic": {"onTimeout": action, "timeoutSeconds": 5}}

@@ -14,7 +14,13 @@ FULL: dict[str, Any] = {
     "target": {"revision": 12, "version": "1.1", "digest": DIGEST, "resolvedURI": "file:///models/chat-1.1"},
     "stable": {"revision": 11, "version": "1.0", "digest": DIGEST},
     "versions": [{"version": "1.0", "digest": DIGEST, "pods": 3}, {"version": "1.1", "digest": DIGEST, "pods": 1}],
-    "rollout": {"state": "Progressing", "attempt": 1, "candidatePodUIDs": ["uid"], "lastProgressTime": NOW},
+    "rollout": {
+        "state": "Progressing",
+        "attempt": 1,
+        "candidatePodUIDs": ["uid"],
+        "soak": [{"uid": "uid", "bootID": "b", "since": NOW, "requestsBefore": 3, "errorsBefore": 1, "restarts": 1}],
+        "lastProgressTime": NOW,
+    },
     "plan": [
         {
             "fromDigest": DIGEST,

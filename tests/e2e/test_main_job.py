@@ -68,6 +68,24 @@ async def test_versions_change_under_load_and_bad_ones_are_refused(slot: Slot) -
     assert {entry["version"] for entry in history} >= {"1.0", "1.1"}
 
 
+async def test_a_canary_serves_clients_before_the_other_pod_follows(slot: Slot) -> None:
+    new = manifest_of(slot.models / "v2")
+    canary = {"pods": 1, "soakSeconds": 1, "minRequests": 5, "maxErrorPercent": 0}
+    await decided(slot, "1.0", "v1")
+    generation = await asyncio.to_thread(slot.apply, "1.1", "v2", rollout={"canary": canary})
+    await asyncio.to_thread(slot.wait_field, "{.status.rollout.soak[0].bootID}")
+    live = [(await asyncio.to_thread(slot.state, pod)).live for pod in slot.pods().values()]
+    assert sorted(ref.version for ref in live if ref is not None) == ["1.0", "1.1"]  # nobody has asked it yet
+    async with load_on(slot):
+        await asyncio.to_thread(slot.wait_ready, generation)
+    states = [await asyncio.to_thread(slot.state, pod) for pod in slot.pods().values()]
+    assert {state.live.digest for state in states if state.live is not None} == {new.digest}
+    counts = [count for state in states for count in state.answers or () if count.digest == new.digest]
+    assert sum(count.answered for count in counts) >= 5
+    assert sum(count.failed for count in counts) == 0
+    await decided(slot, "1.0", "v1")
+
+
 async def refused(slot: Slot, version: str, model: str, *, names: str, digest: str = "") -> None:
     """Apply a bad version; the object says what is wrong with which tensor, and the pods serve on."""
     generation = await asyncio.to_thread(slot.apply, version, model, digest=digest)

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from modelswap_engine.protocol.codec import decode, encode
-from modelswap_engine.protocol.engine_state import EngineState, RankState
+from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, RankState
 from modelswap_engine.protocol.errors import (
     Busy,
     ErrorBody,
@@ -76,6 +76,7 @@ class FakeSidecar:
         self.accepted: fences.Accepted | None = None
         self.operations: dict[str, SwapStatus] = {}
         self.operation: SwapStatus | None = None
+        self.answers: dict[str, AnswerCount] = {}
         self._cancelled: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
@@ -110,6 +111,7 @@ class FakeSidecar:
         self.boot_id = uuid.uuid4().hex
         self.seq += 1
         self.operation = None
+        self.answers = {}
         self.live = serving
 
     def state(self) -> EngineState:
@@ -124,7 +126,16 @@ class FakeSidecar:
             revision=self.accepted.revision if self.accepted else 0,
             live=self.live,
             operation=self.operation,
+            answers=list(self.answers.values()),
             ranks=[RankState(rank=0, boot_id=self.boot_id, alive=True, digest=proved)],
+        )
+
+    def answer(self, *, ok: int = 0, failed: int = 0) -> None:
+        """Clients have asked for what is live."""
+        assert self.live is not None
+        before = self.answers.get(self.live.digest, AnswerCount(digest=self.live.digest))
+        self.answers[self.live.digest] = msgspec.structs.replace(
+            before, answered=before.answered + ok, failed=before.failed + failed
         )
 
     # Routes

@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 
 from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
-from modelswap_engine.protocol.engine_state import EngineState, RankState
+from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, RankState
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import TRANSITIONS, SwapState
@@ -91,11 +91,17 @@ class SimPod:
     slow_to_stop: int = 0
     """So many cancels it acknowledges before it stops."""
     template: Release | None = None
+    answers: dict[str, tuple[int, int]] | None = field(default_factory=dict)
+    """Good and failed answers by digest since the process began; None: too old to count."""
+    visits: int = 0
+    """So many good answers between two looks at it."""
 
     def __repr__(self) -> str:
         return self.name
 
     def state(self) -> EngineState:
+        if self.visits and self.live is not None:
+            self.answer(ok=self.visits)
         live = self.live
         proved = live.digest if live is not None and not self.quarantined else ""
         return EngineState(
@@ -111,6 +117,9 @@ class SimPod:
             decided=self.accepted.target if self.accepted and self.accepted.done else None,
             live=VersionRef(version=live.version, uri=live.uri, digest=live.digest) if live and proved else None,
             operation=self.operation,
+            answers=None
+            if self.answers is None
+            else [AnswerCount(digest=d, answered=ok, failed=bad) for d, (ok, bad) in self.answers.items()],
             ranks=[RankState(rank=0, boot_id=f"rank-{self.boot}", alive=True, digest=proved)],
         )
 
@@ -136,6 +145,13 @@ class SimPod:
         )
         self._show(status)
         return status
+
+    def answer(self, *, ok: int = 0, failed: int = 0) -> None:
+        """Clients ask for what is live."""
+        assert self.answers is not None
+        assert self.live is not None
+        before = self.answers.get(self.live.digest, (0, 0))
+        self.answers[self.live.digest] = (before[0] + ok, before[1] + failed)
 
     def train(self, letter: str) -> None:
         """A trainer changes the weights through the engine's own routes."""
@@ -193,6 +209,7 @@ class SimPod:
         self.boot += 1
         self.seq += 1
         self.operation = None
+        self.answers = None if self.answers is None else {}
         self.quarantined = self.ready = False
         self.template = self.live or self.template
         self.live, self.reason = None, "Starting"

@@ -16,6 +16,7 @@ from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
 from modelswap_engine.protocol.messages import Plan, SwapRequest
 from modelswap_operator.api.modelversion import (
+    Canary,
     ModelVersionSpec,
     ModelVersionStatus,
     OnFailure,
@@ -56,6 +57,7 @@ class World:
         version: str = "1.0",
         max_unavailable: int | str = 1,
         on_failure: OnFailure = OnFailure.ROLLBACK,
+        canary: Canary | None = None,
         pinned: bool = False,
     ) -> None:
         self.now = START
@@ -69,7 +71,7 @@ class World:
             served_model_name="m",
             version=version,
             source=self._source(version),
-            rollout=Rollout(max_unavailable=max_unavailable, on_failure=on_failure),
+            rollout=Rollout(max_unavailable=max_unavailable, on_failure=on_failure, canary=canary or Canary()),
         )
         self.status = ModelVersionStatus()
         self.status_writes = 0

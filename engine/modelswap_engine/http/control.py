@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from aiohttp import web
+from msgspec import structs
 
 from modelswap_engine.http.bodies import json_response, read_body
 from modelswap_engine.http.metrics import Metrics
@@ -64,7 +65,8 @@ class ControlPort:
         etag = self._coordinator.etag()
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers={"ETag": etag})
-        return json_response(self._coordinator.state(), headers={"ETag": etag, "Cache-Control": "no-store"})
+        state = structs.replace(self._coordinator.state(), answers=self._metrics.answers.counts())
+        return json_response(state, headers={"ETag": etag, "Cache-Control": "no-store"})
 
     async def plan(self, request: web.Request) -> web.Response:
         """Compute what a swap would do."""

@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from modelswap_engine.http.answers import AnswerTally
 from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterState
 from modelswap_engine.protocol.engine_state import EngineState
-from modelswap_engine.protocol.messages import SwapStatus
+from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 
 PREFIX: Final = "modelswap"
@@ -43,6 +44,7 @@ class Metrics:
     def __init__(self, state: Callable[[], EngineState]) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._versions: dict[str, set[str]] = {}
+        self.answers = AnswerTally()
         self.swaps = self._counter("swap", "Finished swap operations.", ["outcome"])
         self.swap_seconds = self._histogram(
             "swap_duration_seconds", "Time spent in each phase of a swap.", _SWAP_BUCKETS, ["phase"]
@@ -72,8 +74,11 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Sequence[str] = ()) -> Histogram:
         return Histogram(f"{PREFIX}_{name}", text, labels, buckets=buckets, registry=self.registry)
 
-    def count_request(self, version: str, outcome: str) -> None:
-        """Count one finished request of the data port."""
+    def count_request(self, admitted: VersionRef | None, outcome: str) -> None:
+        """Count one finished request of the data port; ``admitted`` is None for one that was not let in."""
+        if admitted is not None:
+            self.answers.count(admitted.digest, outcome)
+        version = admitted.version if admitted is not None else ""
         self._versions.setdefault(version, set()).add(outcome)
         self.requests.labels(version, outcome).inc()
         while len(self._versions) > _VERSION_SERIES:

@@ -151,6 +151,20 @@ class UpdateState(Message, frozen=True, kw_only=True):
     sources: list[str] = []
 
 
+class AnswerCount(Message, frozen=True, kw_only=True):
+    """How many requests one version was let in to have ended since the process began, by how they ended.
+
+    ``answered`` got what they asked for and ``failed`` an error that is not theirs, be it within a stream; ``rejected``
+    asked for what cannot be had, and ``disconnected`` went away: these say nothing about the version.
+    """
+
+    digest: str
+    answered: int = 0
+    failed: int = 0
+    rejected: int = 0
+    disconnected: int = 0
+
+
 class Capabilities(Message, frozen=True, kw_only=True):
     """What this backend can do; asked, never assumed.
 
@@ -179,6 +193,8 @@ class EngineState(Message, frozen=True, kw_only=True):
         drifted: live tensors that are not what the live version says; nobody is answered until they are repaired.
         repairs: how often such tensors were repaired.
         repair: the last attempt to do so.
+        answers: ended requests by version, the last few of them; None where the sidecar is too old to count. They move
+            without ``seq``.
         restart_advice: why a cold restart is advised, "" when it is not; nothing restarts by itself.
     """
 
@@ -203,6 +219,7 @@ class EngineState(Message, frozen=True, kw_only=True):
     repairs: int = 0
     repair: SwapStatus | None = None
     restart_advice: str = ""
+    answers: list[AnswerCount] | None = None
     gate: GateState = GateState()
     lock: LockState = LockState()
     operation: SwapStatus | None = None

@@ -40,10 +40,20 @@ class OnFailure(StrEnum):
     HALT = "Halt"
 
 
+class Canary(Value, frozen=True, kw_only=True):
+    """What the first pods have to show before the others follow; ``pods`` 0 is one pod that has nothing to show."""
+
+    pods: int = 0
+    soak_seconds: int = 60
+    min_requests: int = 0
+    max_error_percent: int = 1
+
+
 class Rollout(Value, frozen=True, kw_only=True):
     """How the version spreads; ``max_unavailable`` is a number or a percentage such as ``25%``."""
 
     max_unavailable: int | str = 1
+    canary: Canary = Canary()
     progress_deadline_seconds: int = 600
     on_failure: OnFailure = OnFailure.ROLLBACK
 
@@ -149,12 +159,27 @@ class VersionCount(Value, frozen=True, kw_only=True):
     pods: int = 0
 
 
+class SoakStatus(Value, frozen=True, kw_only=True):
+    """From when, and from which counts, a canary pod serves the candidate under one boot id.
+
+    ``restarts`` is how often its engine was started again since the pod served the candidate first.
+    """
+
+    uid: str
+    boot_id: str = msgspec.field(default="", name="bootID")
+    since: str = ""
+    requests_before: int = 0
+    errors_before: int = 0
+    restarts: int = 0
+
+
 class RolloutStatus(Value, frozen=True, kw_only=True):
     """Where the rollout stands."""
 
     state: str = ""
     attempt: int = 0
     candidate_pod_uids: tuple[str, ...] = msgspec.field(default=(), name="candidatePodUIDs")
+    soak: tuple[SoakStatus, ...] = ()
     last_progress_time: str = ""
 
 

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     PROGRESSING_WITH_RETRY = "ProgressingWithRetry"
     RESOLVING = "ResolvingSource"
     SWAPPING = "Swapping"
+    SOAKING = "Soaking"
     ROLLING_BACK = "RollingBack"
     WAITING_FOR_PODS = "WaitingForPods"
     SUSPENDED = "Suspended"
@@ -64,6 +65,7 @@ class Reason(StrEnum):
     QUARANTINED = "Quarantined"
     LOAD_FAILED = "LoadFailed"
     CANDIDATE_LOST = "CandidateLost"
+    CANARY_FAILED = "CanaryFailed"
 
 
 TEXTS: Final[dict[Reason, str]] = {
@@ -73,6 +75,7 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.PROGRESSING_WITH_RETRY: "an attempt failed in a way that may heal; it is tried again",
     Reason.RESOLVING: "a pod is asked what the source holds and what a swap to it would do",
     Reason.SWAPPING: "pods are changing their weights",
+    Reason.SOAKING: "canary pods serve the version; the others follow once rollout.canary is satisfied",
     Reason.ROLLING_BACK: "pods go back to the stable version",
     Reason.WAITING_FOR_PODS: "no pod of the slot has been ready yet",
     Reason.SUSPENDED: "spec.suspend is true: the plan is published and nothing is changed",
@@ -103,5 +106,6 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.QUARANTINED: "neither old nor new weights could be proved; the pod is out of rotation until it restarts",
     Reason.LOAD_FAILED: "the engine could not load the version that it was assigned: see the pod's logs",
     Reason.CANDIDATE_LOST: "the pod that was to serve the version first went down and did not come back",
+    Reason.CANARY_FAILED: "too many requests failed on the canary pods, or their engines kept restarting",
 }
 """What each reason means and, where there is one, the next step."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from modelswap_engine.protocol.assignment import AssignmentTarget, WeightsPolicy
+from modelswap_engine.protocol.assignment import AssignmentCandidate, AssignmentTarget, WeightsPolicy
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_operator.api.modelversion import Failure, ModelVersionSpec, OnFailure
@@ -138,6 +138,14 @@ class Assessment:
         """Digest of the assignment's stable version, or empty."""
         current = self.snapshot.assignment
         return current.stable.digest if current is not None and current.stable is not None else ""
+
+    @cached_property
+    def candidate(self) -> AssignmentCandidate | None:
+        """The assignment's candidate while it is what the spec wants and has not failed."""
+        current = self.snapshot.assignment
+        if current is None or current.candidate is None or not self.owned or self.failure is not None:
+            return None
+        return current.candidate if self.target is not None and current.candidate.digest == self.target.digest else None
 
     def desired(self, pod: Pod) -> AssignmentTarget | None:
         """Return what a pod is to be brought to now, or None when it is to be left alone.

@@ -4,6 +4,9 @@ Pods follow the assignment; this module never looks at how they do that. Revisio
 anything that anybody has been seen to hold, also across re-creation of the object.
 """
 
+from collections.abc import Collection
+from datetime import datetime
+
 from modelswap_engine.protocol.assignment import (
     Assignment,
     AssignmentCandidate,
@@ -12,6 +15,7 @@ from modelswap_engine.protocol.assignment import (
     WeightsPolicy,
 )
 from modelswap_engine.protocol.updates import RECEIVED
+from modelswap_operator.planning import canary
 from modelswap_operator.planning.actions import WriteAssignment
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable
@@ -43,9 +47,9 @@ def release(snapshot: Snapshot) -> WriteAssignment | None:
     return _write(snapshot, stable=current.stable, why="the ModelVersion was deleted", released=True)
 
 
-def decide(a: Assessment) -> WriteAssignment | None:
+def decide(a: Assessment, now: datetime) -> WriteAssignment | None:
     """Return the assignment to publish next."""
-    return _versions(a) or _recovery(a)
+    return _versions(a, now) or _recovery(a)
 
 
 def _recovery(a: Assessment) -> WriteAssignment | None:
@@ -62,22 +66,33 @@ def _recovery(a: Assessment) -> WriteAssignment | None:
     )
 
 
-def _versions(a: Assessment) -> WriteAssignment | None:
+def _versions(a: Assessment, now: datetime) -> WriteAssignment | None:
     if a.failure is not None:
         return _after_failure(a)
     if not a.owned:
         return _take_over(a)
     if a.target is None:
         return _withdraw_outdated(a)
-    if a.stable_digest != a.target.digest and a.on_target:
-        name = a.on_target[0].name
-        return _stable(a, a.target, why=f"pod {name} proved {a.target.version}: it is the stable version now")
+    if a.stable_digest != a.target.digest and (why := _proof(a, now)):
+        return _stable(a, a.target, why=f"{why}: it is the stable version now")
     decided = a.snapshot.ledger.generation == a.snapshot.generation and not _overtaken(a)
     if a.stable_digest == a.target.digest:
         if decided and _settled(a, a.target):
             return None
         return _stable(a, a.target, why=f"{a.target.version} is the stable version")
     return _candidate(a, a.target, decided=decided)
+
+
+def _proof(a: Assessment, now: datetime) -> str:
+    """Return what makes the target the stable version; empty while that has not been shown."""
+    if not canary.required(a):
+        return f"pod {a.on_target[0].name} proved {a.spec.version}" if a.on_target else ""
+    shown = canary.passed(a, now)
+    if shown is None:
+        return ""
+    seconds = a.spec.rollout.canary.soak_seconds
+    answers = f"{shown.requests} requests answered, {shown.errors} of them failed"
+    return f"canary pods {shown.who} served {a.spec.version} for {seconds} s, {answers}"
 
 
 def _overtaken(a: Assessment) -> bool:
@@ -112,20 +127,20 @@ def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> Wri
     current = a.snapshot.assignment
     candidate = current.candidate if current is not None else None
     named = candidate.pod_uids if candidate is not None and candidate.digest == target.digest else []
-    keep = next((p for p in a.counted if p.uid in named and not _given_up(p)), None)
-    first = keep or _first(a)
-    if first is None:
+    first = _first(a, named)
+    if not first:
         return _withdraw_outdated(a)
-    if keep is not None and decided:
+    if decided and {p.uid for p in first} == set(named):
         return None
+    names = ", ".join(p.name for p in first)
     return _write(
         a.snapshot,
         stable=current.stable if current is not None else None,
         candidate=AssignmentCandidate(
-            version=target.version, uri=target.uri, digest=target.digest, pod_uids=[first.uid]
+            version=target.version, uri=target.uri, digest=target.digest, pod_uids=[p.uid for p in first]
         ),
         previous=a.snapshot.ledger.previous,
-        why=f"pod {first.name} is the first to serve {target.version}",
+        why=f"{names} {'are' if len(first) > 1 else 'is'} the first to serve {target.version}",
     )
 
 
@@ -141,14 +156,26 @@ def _withdraw_outdated(a: Assessment) -> WriteAssignment | None:
     return _write(a.snapshot, stable=current.stable, previous=a.snapshot.ledger.previous, why=why)
 
 
-def _given_up(pod: Pod) -> bool:
+def _given_up(a: Assessment, pod: Pod) -> bool:
+    """Say whether another pod goes first; one that has begun to soak is waited for."""
+    if canary.soaked(a, pod):
+        return False
     return pod.ready and isinstance(pod.engine, Unreachable) and pod.engine.attempts >= PATIENCE_ATTEMPTS
 
 
-def _first(a: Assessment) -> Pod | None:
-    """The first pod that can be asked; one that serves is taken before one that does not."""
+def _first(a: Assessment, named: Collection[str]) -> tuple[Pod, ...]:
+    """The pods that go first: those that were named and are not gone, then those that can be asked.
+
+    One that serves the version already is taken before one that does not, one that is ready before one that is not.
+    """
+
+    def order(pod: Pod) -> tuple[bool, bool, str]:
+        return not a.there(pod, a.target_digest), not pod.ready, pod.name
+
+    kept = sorted((p for p in a.counted if p.uid in named and not _given_up(a, p)), key=order)
     able = [p for p in a.counted if p.state is not None and p.state.live is not None and not p.state.quarantined]
-    return min(able, key=lambda p: (not p.ready, p.name), default=None)
+    others = sorted((p for p in able if p.uid not in named), key=order)
+    return (*kept, *others)[: canary.size(a)]
 
 
 def _after_failure(a: Assessment) -> WriteAssignment | None:

@@ -13,6 +13,7 @@ from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.api.times import stamp
+from modelswap_operator.planning import canary
 from modelswap_operator.planning.actions import FailedAttempt
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.errors import is_content, text
@@ -25,7 +26,13 @@ UNKNOWN = ErrorBody(code="EngineFailed", message="the swap ended without success
 
 def new_failure(a: Assessment, now: datetime) -> Failure | None:
     """Return a content failure that status does not hold yet."""
-    return plan_failure(a, now) or _swap_failure(a, now) or _candidate_failure(a, now) or _deadline_failure(a, now)
+    return (
+        plan_failure(a, now)
+        or _swap_failure(a, now)
+        or _candidate_failure(a, now)
+        or _canary_failure(a, now)
+        or _deadline_failure(a, now)
+    )
 
 
 def plan_failure(a: Assessment, now: datetime) -> Failure | None:
@@ -78,26 +85,42 @@ def _candidate_failure(a: Assessment, now: datetime) -> Failure | None:
     return None
 
 
+def _canary_failure(a: Assessment, now: datetime) -> Failure | None:
+    """Return a failure when the canary pods have shown that the version is not to be spread."""
+    cause = canary.refusal(a, now)
+    message = f"{a.spec.version} failed on its canary: {cause}"
+    return _of_target(a, Reason.CANARY_FAILED, message, now=now) if cause else None
+
+
 def _deadline_failure(a: Assessment, now: datetime) -> Failure | None:
     """Return a failure when pods have moved and the others have not followed in time: those that moved go back.
 
     Where no pod has moved, or a rollout had been finished before, there is nothing to take back: it is tried on.
     """
-    ends, back = deadline(a), a.snapshot.ledger.previous
+    ends = deadline(a)
     if ends is None or now < ends or a.spec.rollout.on_failure is not OnFailure.ROLLBACK or a.completed_before:
         return None
-    if not a.owned or a.target is None or a.stable_digest != a.target.digest:
+    if not _spreading(a) and canary.soak(a, now) is None:
         return None
-    if back is None or back.digest == a.target.digest or a.failed(back.digest) is not None:
-        return None
-    reason, seconds = Reason.PROGRESS_DEADLINE_EXCEEDED, a.spec.rollout.progress_deadline_seconds
-    return Failure(
-        generation=a.snapshot.generation,
-        digest=a.target.digest,
-        reason=reason,
-        message=f"{len(a.on_target)}/{len(a.counted)} pods came to {a.spec.version}, then no progress for {seconds} s",
-        time=stamp(now),
+    waiting = canary.story(a, now)
+    message = (
+        f"{len(a.on_target)}/{len(a.counted)} pods came to {a.spec.version}, then no progress for "
+        f"{a.spec.rollout.progress_deadline_seconds} s{'; ' if waiting else ''}{waiting}"
     )
+    return _of_target(a, Reason.PROGRESS_DEADLINE_EXCEEDED, message, now=now)
+
+
+def _spreading(a: Assessment) -> bool:
+    """Say whether the target has become stable and there is a version to go back to."""
+    if not a.owned or a.target is None or a.stable_digest != a.target.digest:
+        return False
+    back = a.snapshot.ledger.previous
+    return back is not None and back.digest != a.target.digest and a.failed(back.digest) is None
+
+
+def _of_target(a: Assessment, reason: Reason, message: str, *, now: datetime) -> Failure:
+    digest = a.target_digest
+    return Failure(generation=a.snapshot.generation, digest=digest, reason=reason, message=message, time=stamp(now))
 
 
 def _reports(a: Assessment, pod: Pod, wanted: AssignmentTarget) -> Iterator[tuple[str, ErrorBody]]:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
 from modelswap_engine.protocol.policy import Checks
-from modelswap_operator.planning import assignment, failures
+from modelswap_operator.planning import assignment, canary, failures
 from modelswap_operator.planning.actions import (
     Action,
     AskPlans,
@@ -108,7 +108,7 @@ def _wanted(a: Assessment, pod: Pod, target: VersionRef) -> bool:
 
 
 def _assign(a: Assessment, now: datetime) -> Action | None:
-    return assignment.decide(a)
+    return assignment.decide(a, now)
 
 
 def _ask(a: Assessment, now: datetime) -> Action | None:
@@ -198,6 +198,10 @@ def _wait(a: Assessment, now: datetime) -> Wait:
         times.append(now + timedelta(seconds=POLL_SECONDS))
     if any(_settling(p) for p in a.present):
         times.append(now + timedelta(seconds=SETTLE_SECONDS))
+    shown = canary.soak(a, now)
+    if shown is not None:
+        poll = now + timedelta(seconds=canary.POLL_SECONDS)
+        times.append(min(poll, shown.ends) if shown.ends is not None and shown.ends > now else poll)
     ends = deadline(a)
     if ends is not None and ends > now:
         times.append(ends)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api.times import parse
+from modelswap_operator.planning import canary
 from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.snapshot import Pod, Progress, Snapshot
 
@@ -68,11 +69,15 @@ def _recorded(snapshot: Snapshot) -> datetime | None:
 
 
 def deadline(a: Assessment) -> datetime | None:
-    """Return when the rollout counts as stuck; None when it is done, has failed or is suspended."""
+    """Return when the rollout counts as stuck; None when it is done, has failed or is suspended.
+
+    The canary's soak is not counted: nothing is to come further in it.
+    """
     progress = a.snapshot.memory.progress
     if progress is None or a.done or a.scaled_to_zero or a.failure is not None or a.spec.suspend:
         return None
-    return progress.at + timedelta(seconds=a.spec.rollout.progress_deadline_seconds)
+    since = max(progress.at, canary.recorded_end(a) or progress.at)
+    return since + timedelta(seconds=a.spec.rollout.progress_deadline_seconds)
 
 
 def expired(a: Assessment, now: datetime) -> bool:

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
+from modelswap_operator.planning import canary
 from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.assignment import decide
 from modelswap_operator.planning.errors import is_content, text
@@ -54,8 +55,8 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
         return _suspended(a)
     ends = deadline(a)
     if ends is not None and now >= ends:
-        return _overdue(a)
-    return _retrying(a) or _progressing(a)
+        return _overdue(a, now)
+    return _retrying(a) or _soaking(a, now) or _progressing(a)
 
 
 def _trained(a: Assessment) -> str:
@@ -73,9 +74,9 @@ def _failed(a: Assessment, failure: Failure, now: datetime) -> Outcome:
     message = f"{failure.message}{back}{note}"
     returned = _spoken(a) in (ROLLING_BACK, ROLLED_BACK)
     outstanding = _outstanding(a)
-    moving = not a.spec.suspend and (decide(a) is not None or (outstanding and not expired(a, now)))
+    moving = not a.spec.suspend and (decide(a, now) is not None or (outstanding and not expired(a, now)))
     if moving:
-        going_back = returned or bool(a.on_target) or a.stable_digest == a.target_digest != ""
+        going_back = not halted and (returned or bool(a.on_target) or a.stable_digest == a.target_digest != "")
         return Outcome(
             ready=False,
             reason=failure.reason,
@@ -130,12 +131,12 @@ def _suspended(a: Assessment) -> Outcome:
     )
 
 
-def _overdue(a: Assessment) -> Outcome:
-    seconds = a.spec.rollout.progress_deadline_seconds
+def _overdue(a: Assessment, now: datetime) -> Outcome:
+    seconds, waiting = a.spec.rollout.progress_deadline_seconds, canary.story(a, now)
     return Outcome(
         ready=False,
         reason=Reason.PROGRESS_DEADLINE_EXCEEDED,
-        message=f"no progress for {seconds} s: {_figure(a)}; it is still tried, slowly",
+        message=f"no progress for {seconds} s: {_figure(a)}; {waiting or 'it is still tried, slowly'}",
         stalled=True,
         decided=True,
         state="Stalled",
@@ -174,6 +175,16 @@ def _progressing(a: Assessment) -> Outcome:
         return Outcome(ready=None, reason=reason, message=message, reconciling=reason, state=reason)
     reason = Reason.RESOLVING if a.target is None else Reason.SWAPPING
     return Outcome(ready=None, reason=Reason.PROGRESSING, message=_figure(a), reconciling=reason)
+
+
+def _soaking(a: Assessment, now: datetime) -> Outcome | None:
+    """The canary pods serve the version and have not shown all that they have to."""
+    waiting = canary.story(a, now)
+    if not waiting:
+        return None
+    reason = Reason.SOAKING
+    message = f"{_figure(a)}; {waiting}"
+    return Outcome(ready=None, reason=Reason.PROGRESSING, message=message, reconciling=reason, state=reason)
 
 
 def _figure(a: Assessment) -> str:

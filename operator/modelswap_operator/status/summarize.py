@@ -12,6 +12,7 @@ import msgspec
 from modelswap_operator.api.modelversion import Failure, ModelVersionStatus, RolloutStatus, TargetStatus
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
 from modelswap_operator.api.times import stamp
+from modelswap_operator.planning import canary
 from modelswap_operator.planning.actions import Action, RecordFailure
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.operations import attempt_number
@@ -38,7 +39,7 @@ def summarize(snapshot: Snapshot, action: Action, now: datetime) -> ModelVersion
         target=_target(a),
         stable=history.stable(a),
         versions=pods.versions(a),
-        rollout=_rollout(a, result),
+        rollout=_rollout(a, result, now),
         plan=history.plans(a),
         pods=pods.pod_list(a),
         pod_counts=pods.pod_counts(a),
@@ -91,7 +92,7 @@ def _target(a: Assessment) -> TargetStatus:
     )
 
 
-def _rollout(a: Assessment, result: Outcome) -> RolloutStatus:
+def _rollout(a: Assessment, result: Outcome, now: datetime) -> RolloutStatus:
     current, before = a.snapshot.assignment, a.snapshot.status.rollout
     operations = [p.state.operation for p in a.counted if p.state is not None]
     revision = current.revision if current is not None else 0
@@ -99,9 +100,11 @@ def _rollout(a: Assessment, result: Outcome) -> RolloutStatus:
     progress = a.snapshot.memory.progress
     candidate = current.candidate if current is not None else None
     shown = before.last_progress_time if before is not None else ""
+    soak = canary.soak(a, now)
     return RolloutStatus(
         state=result.state,
         attempt=max(attempts, default=0),
         candidate_pod_uids=tuple(candidate.pod_uids) if candidate is not None else (),
+        soak=soak.pods if soak is not None else (),
         last_progress_time=stamp(progress.at) if progress is not None else shown,
     )

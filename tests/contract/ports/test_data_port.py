@@ -13,6 +13,8 @@ from structlog.testing import capture_logs
 
 from modelswap_engine.backends.port import FinishReason
 from modelswap_engine.protocol.assignment import Assignment, EngineRestart
+from modelswap_engine.protocol.codec import decode
+from modelswap_engine.protocol.engine_state import AnswerCount, EngineState
 from modelswap_engine.protocol.errors import SourceUnreadable, WorkerLost
 from modelswap_engine.protocol.messages import CheckRequest, PauseRequest, VersionRef
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
@@ -332,6 +334,22 @@ async def test_while_it_leaves_connections_are_closed(ports: Ports) -> None:
     assert (response.status, (await response.json())["error"]["code"]) == (503, "NotReady")
     assert (await ports.control.get("/livez")).status == 200
     assert (await ports.control.get("/readyz")).status == 503
+
+
+async def test_the_state_tells_how_the_requests_of_each_version_ended(ports: Ports) -> None:
+    async def answers() -> list[AnswerCount] | None:
+        async with ports.control.get("/modelswap/v1/state") as response:
+            return decode(await response.read(), EngineState).answers
+
+    live = ports.coordinator.state().live
+    assert live is not None
+    assert await answers() == []
+    await (await chat(ports)).read()
+    await (await chat(ports, model="other")).read()  # never let in
+    ports.backend.script = Script([b"x"], finish=FinishReason.ERROR)
+    await (await chat(ports, stream=True)).read()
+    await (await chat(ports, max_tokens=1000)).read()
+    assert await answers() == [AnswerCount(digest=live.digest, answered=1, failed=1, rejected=1)]
 
 
 async def test_requests_are_counted_by_version_and_outcome(ports: Ports) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from modelswap_engine.backends.port import Generate
+from modelswap_engine.http.answers import DISCONNECTED, FAILED, OK, REJECTED
 from modelswap_engine.http.bodies import json_response
 from modelswap_engine.http.errors import body_of, internal
 from modelswap_engine.http.metrics import Metrics
@@ -22,6 +23,7 @@ from modelswap_engine.http.openai.choices import merged
 from modelswap_engine.http.sse import EventStream
 from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import ErrorEnvelope, ModelswapError, WorkerLost
+from modelswap_engine.protocol.messages import VersionRef
 
 VERSION_HEADER = "x-modelswap-version"
 DIGEST_HEADER = "x-modelswap-digest"
@@ -42,8 +44,8 @@ class Outcome:
         self._clock = clock
         self._on_lost = on_lost
         self._started = clock()
-        self._result = "ok"
-        self.version = ""
+        self._result = OK
+        self.admitted: VersionRef | None = None
 
     def __enter__(self) -> "Outcome":
         self._metrics.requests_in_flight.inc()
@@ -54,10 +56,10 @@ class Outcome:
         if isinstance(error, ModelswapError):
             self.failed(error)
         elif isinstance(error, asyncio.CancelledError | ConnectionResetError):
-            self._result = "disconnected"
+            self._result = DISCONNECTED
         elif error is not None:
-            self._result = "failed"
-        self._metrics.count_request(self.version, self._result)
+            self._result = FAILED
+        self._metrics.count_request(self.admitted, self._result)
 
     def first_token(self) -> None:
         """Record the time to the first token."""
@@ -66,11 +68,11 @@ class Outcome:
     def answered(self, status: int) -> None:
         """Count the request as what an engine behind this process answered."""
         if status >= 400:
-            self._result = "rejected" if status < 500 else "failed"
+            self._result = REJECTED if status < 500 else FAILED
 
     def failed(self, error: ModelswapError) -> None:
         """Count the request as one that got an error, be it as a status or within a stream."""
-        self._result = "rejected" if error.status < 500 else "failed"
+        self._result = REJECTED if error.status < 500 else FAILED
         if isinstance(error, WorkerLost):
             self._on_lost()
 

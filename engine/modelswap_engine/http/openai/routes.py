@@ -121,7 +121,7 @@ class DataPort:
                 AsyncExitStack() as streams,
             ):
                 live = admission.live
-                outcome.version = live.version
+                outcome.admitted = live
                 text = self._resources.of(live.digest)
                 order = generate_of(
                     ask,
