@@ -141,13 +141,25 @@ class PlainVllm:
         with self._requests.barred():
             self._requests.end()
             folder = await self._starting.offer(order) if self._starting is not None else None
-            self._facts = await reached(self._control, bounds=self._settings, restart=self._restart)
-            self._found = await self._adopt(order, self._facts, folder=folder)
+            self._found = await self._taken_over(order, folder)
         self._book.took(self._found.held)
         await self._book.prune()
         self._alive = True
-        self._watch.expect(self._facts.boot_id)
+        self._watch.expect(self._boot_id)
         return self._replies.reply(order.operation_id, digest=order.digest)
+
+    async def _taken_over(self, order: Load, folder: Path | None) -> Found:
+        """Take over the engine; where somebody starts it on the version, the next start if this one is not right."""
+        try:
+            return await self._adopt(order, await self._reached(), folder=folder)
+        except WorkerLost:
+            if folder is None:
+                raise
+            return await self._adopt(order, await self._reached(), folder=folder)
+
+    async def _reached(self) -> EngineFacts:
+        self._facts = await reached(self._control, bounds=self._settings, restart=self._restart)
+        return self._facts
 
     async def _adopt(self, order: Load, facts: EngineFacts, *, folder: Path | None) -> Found:
         call = self._settings.call
