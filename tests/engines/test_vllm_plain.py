@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from modelswap_engine.protocol.policy import VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.engine_pod import ONE_PROCESS
 from tests.support.engine_world import World
@@ -38,6 +39,21 @@ async def test_a_swap_and_back_under_one_start_of_the_engine(world: World) -> No
     assert await world.client.texts() == old
     assert world.pod.boot_id() == boot
     assert world.tap.seen.count("reload_weights") == 2
+    # What vLLM shows is hashed once requests go on, and not while they wait.
+    assert closed_gate(world)[:3] == ["/pause", "reload_weights", "/resume"]
+
+
+async def test_strict_hashes_before_requests_go_on(world: World) -> None:
+    world.tap.seen.clear()
+    assert await world.ended(await world.begin("1.1", verify=VerifyMode.STRICT)) is SwapState.SERVING
+    await world.serves("1.1")
+    assert closed_gate(world)[:4] == ["/pause", "reload_weights", "/weight_checker", "/resume"]
+
+
+def closed_gate(world: World) -> list[str]:
+    """Return the steps that take time, from the first pause on."""
+    steps = [name for name in world.tap.seen if name in {"/pause", "reload_weights", "/resume", "/weight_checker"}]
+    return steps[steps.index("/pause") :]
 
 
 async def test_a_sidecar_that_was_killed_takes_over_what_it_had_proved(world: World) -> None:

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from modelswap_engine.protocol.messages import SwapStatus
+from modelswap_engine.protocol.policy import VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.engine_pod import Kubelet, Pod
 from tests.support.engine_ranks import Client
@@ -68,12 +69,12 @@ class World:
             finally:
                 await asyncio.to_thread(pod.clear)
 
-    async def begin(self, version: str) -> str:
+    async def begin(self, version: str, *, verify: VerifyMode = VerifyMode.STANDARD) -> str:
         """Begin a swap to a version, and return its operation."""
         self.swaps += 1
         operation = f"op-{self.swaps}"
         folder = {"1.0": self.pair.old, "1.1": self.pair.new}[version]
-        await asyncio.to_thread(self.pod.sidecar.begin, folder, version, operation=operation)
+        await asyncio.to_thread(self.pod.sidecar.begin, folder, version, operation=operation, verify=verify)
         return operation
 
     async def ended(self, operation: str) -> SwapState:

@@ -109,6 +109,7 @@ def _plain(
                 settings=bounds,
                 starting=place.starting,
                 started_on=partial(_started_on, place.runtime_dir),
+                launched=partial(_launched, place.runtime_dir),
                 unverifiable=place.unverifiable,
             )
         case Engine.SGLANG:

@@ -1,13 +1,14 @@
 """Folders for engines: what is in them was proved on the way, and what is not right never gets there."""
 
 import hashlib
+import os
 import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from modelswap_engine.backends.external.folder import Join, joined_sums, point, write_folder
+from modelswap_engine.backends.external.folder import Join, joined_sums, point, stamp_of, write_folder
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.protocol.errors import (
     Cancelled,
@@ -74,6 +75,27 @@ def test_it_says_where_its_tensors_lie_and_what_joins_hash_to(source: Path, tmp_
     joined = {key: hashlib.sha256(data).hexdigest() for key, data in parts.items()}
     assert written.joined == joined
     assert joined_sums({item.name: item for item in ranges(source)}, JOINS, stop=stop) == joined
+
+
+def test_a_folder_that_was_written_to_since_is_told_apart(source: Path, tmp_path: Path) -> None:
+    def made(name: str) -> tuple[Path, tuple[int, ...]]:
+        written = write_folder(
+            tmp_path / name, tensors=ranges(source), side_files=source, joins={}, notes={}, stop=threading.Event()
+        )
+        return tmp_path / name / "model.safetensors", written.stamp
+
+    file, stamp = made("kept")
+    assert stamp_of(file.parent) == stamp != ()
+    times, data = file.stat(), file.read_bytes()
+    file.write_bytes(data[:-1] + b"!")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # and the writer hides it
+    assert stamp_of(file.parent) != stamp
+    file, stamp = made("replaced")
+    file.with_suffix(".new").write_bytes(data)
+    file.with_suffix(".new").replace(file)
+    assert stamp_of(file.parent) != stamp
+    file.unlink()
+    assert stamp_of(file.parent) == ()
 
 
 def _nan(source: Path) -> tuple[TensorRange, ...]:

@@ -26,6 +26,9 @@ class Canned:
     def __init__(self) -> None:
         self.started = 1.0
         self.is_paused = False
+        self.pauses = True
+        self.pause_status = 200
+        self.answered: asyncio.Event | None = None
         self.flushed = True
         self.collective: tuple[int, Any] = (200, {"results": ["a", "b"]})
         self.development = True
@@ -66,8 +69,13 @@ class Canned:
             return web.json_response({"weight_version": self.label})
         if path == "/update_weight_version":
             return web.json_response({"success": True})
-        if path in {"/pause", "/resume"}:
-            self.is_paused = path == "/pause"
+        if path == "/pause":
+            self.is_paused = self.pauses
+            if self.answered is not None:
+                await self.answered.wait()
+            return web.json_response({}, status=self.pause_status)
+        if path == "/resume":
+            self.is_paused = False
             return web.json_response({})
         if path == "/is_paused":
             return web.json_response({"is_paused": self.is_paused})
@@ -94,8 +102,9 @@ async def control(canned: Canned) -> AsyncIterator[VllmControl]:
         made = VllmControl(str(server.make_url("")), aiohttp.ClientSession())
         await made.facts(seconds=SECONDS)
         yield made
-        if canned.hang is not None:
-            canned.hang.set()
+        for held in (canned.hang, canned.answered):
+            if held is not None:
+                held.set()
         await made.close()
 
 
@@ -183,10 +192,22 @@ async def test_checksums_are_told_apart_by_rank_and_one_of_nothing_is_none(
 
 
 async def test_a_reload_that_failed_is_a_failed_call_and_the_label_stays(canned: Canned, control: VllmControl) -> None:
+    canned.collective = (200, {"results": [None, None]})
     await control.reload("/folder", seconds=SECONDS)
     assert "/update_weight_version" not in canned.calls
     canned.collective = (500, {"error": {"message": "no weights there"}})
     with pytest.raises(WorkerLost, match="no weights there"):
+        await control.reload("/folder", seconds=SECONDS)
+    with pytest.raises(WorkerLost, match="earlier call"):
+        await control.checksums(seconds=SECONDS)
+
+
+@pytest.mark.parametrize("results", [[], [None], [None, "late answer"]])
+async def test_a_load_that_not_every_rank_answered_is_a_failed_call(
+    canned: Canned, control: VllmControl, results: list[Any]
+) -> None:
+    canned.collective = (200, {"results": results})
+    with pytest.raises(WorkerLost, match="of 2 answered a load"):
         await control.reload("/folder", seconds=SECONDS)
     with pytest.raises(WorkerLost, match="earlier call"):
         await control.checksums(seconds=SECONDS)
@@ -228,6 +249,39 @@ async def test_a_second_pause_is_not_sent_and_never_changes_the_policy(canned: C
     with pytest.raises(BadRequest, match="already"):
         await control.pause(RequestPolicy.ABORT, seconds=SECONDS)
     assert canned.calls.count("/pause") == 1
+
+
+@pytest.mark.parametrize("policy", [RequestPolicy.NONE_RUNNING, RequestPolicy.RECOMPUTE])
+async def test_a_pause_is_over_once_it_shows_and_not_when_it_is_answered(
+    canned: Canned, control: VllmControl, policy: RequestPolicy
+) -> None:
+    canned.answered = asyncio.Event()  # which it never is
+    await control.pause(policy, seconds=SECONDS)
+    assert canned.is_paused
+
+
+async def test_a_pause_that_waits_for_requests_lasts_until_they_have_ended(
+    canned: Canned, control: VllmControl
+) -> None:
+    canned.answered, canned.flushed = asyncio.Event(), False
+    pausing = asyncio.create_task(control.pause(RequestPolicy.NONE_RUNNING, seconds=SECONDS))
+    while canned.calls.count("/reset_prefix_cache") < 3:
+        await asyncio.sleep(0)  # until it has been asked several times
+    assert not pausing.done()
+    canned.flushed = True
+    await pausing
+
+
+async def test_a_pause_that_is_answered_badly_counts_where_it_shows(canned: Canned, control: VllmControl) -> None:
+    canned.pause_status = 500
+    await control.pause(RequestPolicy.NONE_RUNNING, seconds=SECONDS)
+    await control.resume(seconds=SECONDS)
+    canned.pauses = False
+    with pytest.raises(WorkerLost, match="/pause with 500"):
+        await control.pause(RequestPolicy.NONE_RUNNING, seconds=SECONDS)
+    canned.pause_status = 200
+    with pytest.raises(WorkerLost, match="that it is not paused"):
+        await control.pause(RequestPolicy.NONE_RUNNING, seconds=SECONDS)
 
 
 async def test_a_flush_and_a_label_that_did_not_happen_are_noticed(canned: Canned, control: VllmControl) -> None:

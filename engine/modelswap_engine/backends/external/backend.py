@@ -143,7 +143,7 @@ class ExternalBackend:
                 await self._adapters.begin(self._facts.adapters, self._adaptable(), order.tensors)
         if loaded.layout is not None:
             self._layout, self._alive = loaded.layout, True
-            self._watch.expect(self._facts.boot_id)
+            await self._watch.expect(self._facts.boot_id)
         return self._note(loaded.replies)
 
     def _adaptable(self) -> frozenset[str]:

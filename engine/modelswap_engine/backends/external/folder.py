@@ -39,10 +39,14 @@ class Join:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a folder holds: where its tensors lie, and the sha256 of the bytes of each join."""
+    """What a folder holds: where its tensors lie, and the sha256 of the bytes of each join.
+
+    ``stamp`` is that of their file; see :func:`stamp_of`.
+    """
 
     tensors: tuple[TensorRange, ...]
     joined: Mapping[str, str]
+    stamp: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
@@ -90,6 +94,7 @@ def write_folder(
                     file.write(piece)
                     joined.see(wanted.name, piece)
             _synced(file)
+        stamp = stamp_of(draft)
         for name in sorted(SIDE_FILES & {file.name for file in side_files.iterdir()}):
             shutil.copyfile(side_files / name, draft / name)
         for name, data in notes.items():
@@ -101,7 +106,19 @@ def write_folder(
     finally:
         if draft is not None:
             shutil.rmtree(draft, ignore_errors=True)
-    return Written(tensors=_placed(order, destination / SINGLE_FILE, len(header)), joined=joined.sums())
+    return Written(tensors=_placed(order, destination / SINGLE_FILE, len(header)), joined=joined.sums(), stamp=stamp)
+
+
+def stamp_of(folder: Path) -> tuple[int, ...]:
+    """Return what tells whether the tensors in a folder of ours were written to since; empty where they are gone.
+
+    The time of the last change is set by the system alone: nobody who may write to the file can put it back.
+    """
+    try:
+        seen = (folder / SINGLE_FILE).stat()
+    except OSError:
+        return ()
+    return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
 
 def joined_sums(

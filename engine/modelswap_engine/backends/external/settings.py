@@ -12,6 +12,8 @@ class ExternalSettings:
             model with a long prompt can take a minute on a processor.
         load: proving or loading a whole version; ``stage`` staging one; ``hash`` hashing all live tensors.
         reach: how long a load waits for an engine that does not answer yet.
+        rest: how long hashing what is live waits for a moment without requests, where the engine makes no step while it
+            hashes.
         watch: how often the engine is asked whether it lives, and ``answer`` how long it may take to say so.
         forget: how long the engine may take to forget what it cached, once a commit is made: a request that nobody
             made, such as a question for its health, ends within milliseconds.
@@ -24,6 +26,7 @@ class ExternalSettings:
     hash: float = 1500.0
     reach: float = 60.0
     forget: float = 2.0
+    rest: float = 5.0
     watch: float = 1.0
     answer: float = 5.0
     misses: int = 3

@@ -21,7 +21,7 @@ class Watch:
         answer_seconds: how long an answer may take.
         misses: how many in a row may be missing before the engine counts as lost.
         lost: told so, once for each loss.
-        launched: names the start that the launcher speaks of, "" when it speaks of none.
+        launched: names the start that the launcher speaks of, "" when it speaks of none; may block.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class Watch:
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
-    def expect(self, boot_id: str) -> None:
+    async def expect(self, boot_id: str) -> None:
         """From now on the engine is this start; any other is a loss of it."""
-        self._boot_id, self._missed, self._launch = boot_id, 0, self._launched()
+        launch = await asyncio.to_thread(self._launched)
+        self._boot_id, self._missed, self._launch = boot_id, 0, launch
 
     def hurry(self) -> None:
         """Ask now."""
@@ -79,8 +80,9 @@ class Watch:
             await asyncio.sleep(self._seconds / 10)
 
     async def _look(self) -> None:
-        launched = self._launched()
-        if self._launch and launched != self._launch:
+        expected = self._launch
+        launched = await asyncio.to_thread(self._launched)
+        if expected and expected == self._launch != launched:
             log.warning("the engine %s, says its launcher", "was started again" if launched else "ended")
             self._launch, self._missed = "", self._most
             self._lost()

@@ -118,7 +118,6 @@ class PlainSglang:
         self._taken: Taken | None = None
         self._paused = False
         self._met = 0
-        self._said_well = False
         self._shown: Mapping[int, Sums] = {}
         self._canary: asyncio.Task[None] | None = None
 
@@ -313,7 +312,8 @@ class PlainSglang:
             self._require_pause()
             self._book.committed(staged)
             began = time.perf_counter()
-            self._said_well = await self._exchange.apply(staged.there, staged.after, boot_id=self._boot_id)
+            if await self._exchange.apply(staged.there, staged.after, boot_id=self._boot_id):
+                self._book.answered_well()
             took = (time.perf_counter() - began) * 1e6
             requests = 0 if policy is RequestPolicy.NONE_RUNNING else self._met
             return self._replies.reply(operation_id, commit_microseconds=took, requests=requests, method="disk")
@@ -335,12 +335,11 @@ class PlainSglang:
         """
 
         async def verify() -> Reply:
-            staged, target = self._book.staged, self._book.target
+            loaded, target = None if strict else self._book.loaded, self._book.target
             if target is None:
                 raise Internal("SGLang holds no version yet")
-            well = not strict and staged is not None and target is staged.after and self._said_well
-            live = await self._exchange.prove(target, only=staged.touched if well and staged is not None else ())
-            self._book.proven, self._shown = target.digest, {} if well else live
+            live = await self._exchange.prove(target, only=loaded.touched if loaded is not None else ())
+            self._book.proven, self._shown = target.digest, {} if loaded is not None else live
             return self._replies.reply(operation_id, digest=target.digest)
 
         return await self._replies.answer(operation_id, verify)

@@ -34,6 +34,7 @@ _PAUSES: Final[Mapping[RequestPolicy, Mapping[str, str]]] = {
     RequestPolicy.ABORT: {"mode": "abort", "clear_cache": "true"},
 }
 _PARAMETER: Final = re.compile(r"dp0:pp0:pcp0:tp(?P<rank>\d+):(?P<name>.+)")
+_POLL_SECONDS: Final = 0.002
 _NOTHING: Final = hashlib.sha256(b"").hexdigest()
 _STARTED: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _ADAPTER_OPTIONS: Final = AdapterOptions(slots="--enable-lora", rank="--max-lora-rank", held="--max-cpu-loras")
@@ -149,7 +150,10 @@ class VllmControl:
             return False
 
     async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
-        """Pause once; a second call of vLLM's would treat requests that wait as if they ran."""
+        """Pause once; a second call of vLLM's would treat requests that wait as if they ran.
+
+        vLLM answers 20 ms after it has stopped; that it has is seen before, from what it says of itself.
+        """
         if policy not in _PAUSES:
             raise BadRequest(f"vLLM has no pause for {policy}")
         async with bounded("pausing", seconds):
@@ -157,9 +161,25 @@ class VllmControl:
                 self._same_policy(policy)
                 return
             self._policy = policy
-            await self._ask("POST", "/pause", params=_PAUSES[policy])
-            if not await self._paused():
-                raise WorkerLost("vLLM says that it paused, and that it is not paused", advice="resume and try again")
+            asked = self._in_background(self._ask("POST", "/pause", params=_PAUSES[policy]))
+            try:
+                while True:
+                    answered = asked.done()
+                    if await self._stopped(policy):
+                        return
+                    if answered:
+                        await asked
+                        raise WorkerLost("vLLM says that it paused, and that it is not paused", advice="resume it")
+                    await asyncio.sleep(_POLL_SECONDS)
+            except BaseException:
+                asked.cancel()
+                raise
+
+    async def _stopped(self, policy: RequestPolicy) -> bool:
+        """Say whether it is paused; that a request it waits for has ended shows in what it can forget."""
+        if not await self._paused():
+            return False
+        return policy is not RequestPolicy.NONE_RUNNING or await self._flush()
 
     def _same_policy(self, policy: RequestPolicy) -> None:
         if self._policy is not policy:
@@ -187,7 +207,10 @@ class VllmControl:
     async def flush(self, *, seconds: float) -> bool:
         """Reset the prefix cache; the status is 200 either way."""
         async with bounded("flushing", seconds):
-            return (await self._ask("POST", "/reset_prefix_cache")).get("success") is True
+            return await self._flush()
+
+    async def _flush(self) -> bool:
+        return (await self._ask("POST", "/reset_prefix_cache")).get("success") is True
 
     async def call_all(self, text: str, *, seconds: float) -> Sequence[str]:
         """Call our method on every worker."""
@@ -252,10 +275,13 @@ class VllmControl:
 
         A call that is broken off leaves answers behind, and costs a restart of the engine.
         """
+        return await asyncio.shield(self._in_background(call))
+
+    def _in_background(self, call: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
         task = asyncio.ensure_future(call)
         self._under_way.add(task)
         task.add_done_callback(self._over)
-        return await asyncio.shield(task)
+        return task
 
     def _over(self, task: asyncio.Future[Any]) -> None:
         self._under_way.discard(task)
@@ -292,7 +318,13 @@ class VllmControl:
         weights; nothing but its answer says so.
         """
         arguments = {"weights_path": directory, "is_checkpoint_format": True}
-        await self.collective({"method": "reload_weights", "kwargs": arguments}, seconds=seconds)
+        results = await self.collective({"method": "reload_weights", "kwargs": arguments}, seconds=seconds)
+        if results != [None] * self._ranks:
+            self._mixed_up = self._boot_id
+            raise WorkerLost(
+                f"{len(results)} ranks of {self._ranks} answered a load, and not all with nothing",
+                advice="restart the engine: later answers may belong to this call",
+            )
 
     async def checksums(self, *, seconds: float) -> dict[int, dict[str, str]]:
         """Ask for the sha256 of every live parameter, by rank and name; "" for one that is not where it is looked for.

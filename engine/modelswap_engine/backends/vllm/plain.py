@@ -40,10 +40,19 @@ from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.backends.vllm.plain_facts import Started
 from modelswap_engine.checkpoint.canonical import CONFIG, architecture_of
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
-from modelswap_engine.protocol.errors import Internal, NotReady, UnsupportedChange, Unverifiable, WorkerLost
+from modelswap_engine.protocol.errors import (
+    Internal,
+    NotReady,
+    SourceChanged,
+    UnsupportedChange,
+    Unverifiable,
+    WorkerLost,
+)
 
 _UNPROVED: Final = "unproved"
 """What the engine calls its weights from before a load until they are proved."""
+
+_LOOK_SECONDS: Final = 0.05
 
 _AT_START: Final = "default"
 """What vLLM calls its weights until it is told another name."""
@@ -60,6 +69,7 @@ class PlainVllm:
         settings: bounds.
         starting: tells whoever starts the engine on what.
         started_on: the digest that the launcher started the engine on, "" where that is not known.
+        launched: names the start that the launcher speaks of, "" without one.
         unverifiable: serve versions of which the engine does not show every tensor.
     """
 
@@ -73,6 +83,7 @@ class PlainVllm:
         settings: ExternalSettings | None = None,
         starting: Starting | None = None,
         started_on: Callable[[], str] = str,
+        launched: Callable[[], str] = str,
         unverifiable: bool = False,
     ) -> None:
         self._control = control
@@ -91,6 +102,7 @@ class PlainVllm:
             answer_seconds=self._settings.answer,
             misses=self._settings.misses,
             lost=self._lost,
+            launched=launched,
         )
         self._facts: EngineFacts | None = None
         self._found: Found | None = None
@@ -145,7 +157,7 @@ class PlainVllm:
         self._book.took(self._found.held)
         await self._book.prune()
         self._alive = True
-        self._watch.expect(self._boot_id)
+        await self._watch.expect(self._boot_id)
         return self._replies.reply(order.operation_id, digest=order.digest)
 
     async def _taken_over(self, order: Load, folder: Path | None) -> Found:
@@ -252,11 +264,21 @@ class PlainVllm:
     async def hashes(self, pattern: str, *, bytes_per_second: int = 0, still: bool = False) -> Hashes:
         """Compare the checksums with the version that must be live; the engine bounds no rate."""
         del bytes_per_second, still
-        found, began = self._loaded(), time.monotonic()
+        found = self._loaded()
+        await self._at_rest()
+        began = time.monotonic()
         async with self._replies.calls:
             live = await self._checksums()
         held = self._book.target or found.held
         return report.hashes(held, found.made, live, pattern=pattern, seconds=time.monotonic() - began)
+
+    async def _at_rest(self) -> None:
+        """Wait for a moment without requests, for a while: vLLM makes no step while it hashes."""
+        looks = int(self._settings.rest / _LOOK_SECONDS)
+        for _ in range(looks if self._requests.running() else 0):
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not self._requests.running():
+                return
 
     async def _checksums(self) -> dict[int, dict[str, str]]:
         try:
@@ -322,16 +344,19 @@ class PlainVllm:
         async def commit() -> Reply:
             staged = self._book.prepared(operation_id)
             self._require_pause(operation_id)
+            await staged.require_untouched()
             self._book.committed(staged)
             began = time.perf_counter()
             try:
                 await self._control.set_version(_UNPROVED, seconds=self._settings.call)
                 await self._control.reload(str(staged.there), seconds=self._settings.load)
+                await staged.require_untouched()
                 forgotten = await self._control.flush(seconds=self._settings.call)
-            except WorkerLost as error:
+            except (WorkerLost, SourceChanged) as error:
                 raise self._distrust(f"commit: {error.message}") from error
             if not forgotten:
                 raise self._distrust("it did not forget cached keys and values of the weights before")
+            self._book.answered_well()
             took = (time.perf_counter() - began) * 1e6
             return self._replies.reply(
                 operation_id, commit_microseconds=took, requests=self._ended, method=views.BY_DISK
@@ -348,14 +373,20 @@ class PlainVllm:
         return self._replies.every(self._replies.reply(operation_id))
 
     async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
-        """Hold every checksum that the engine shows against the version; then it may call its weights by its name."""
+        """Say what is live; then the engine may call its weights by its name.
+
+        A version that was just loaded follows from files that were proved and had not changed once vLLM had answered
+        that it loaded them; the checksums that vLLM shows are read once requests go on, as after every swap. With
+        ``strict``, and wherever its answer is not enough, they are read before.
+        """
 
         async def verify() -> Reply:
             target = self._target()
-            verdict = target.judge(await self._checksums())
-            if verdict.wrong:
-                raise self._distrust(f"verify: parameter {verdict.wrong[0]} is not that of {target.digest}")
-            self._require_seen(verdict.unseen, target.digest)
+            if strict or self._book.loaded is None:
+                wrong = target.judge(await self._checksums()).wrong
+                if wrong:
+                    raise self._distrust(f"verify: parameter {wrong[0]} is not that of {target.digest}")
+            self._require_seen(target.unknown, target.digest)
             await self._control.set_version(target.digest, seconds=self._settings.call)
             self._book.proven = target.digest
             return self._replies.reply(operation_id, digest=target.digest)

@@ -38,6 +38,7 @@ class Book:
         self.retained: Retained | None = None
         self._prepared = ""
         self._committed = ""
+        self._answered_well = False
 
     def clear(self) -> None:
         """Nothing is known."""
@@ -90,6 +91,17 @@ class Book:
     def committed(self, staged: Staged) -> None:
         """Note that an exchange is made, or may be, and is not proved."""
         self.target, self.proven, self._committed = staged.after, "", staged.operation_id
+        self._answered_well = False
+
+    def answered_well(self) -> None:
+        """Note that the engine said of the exchange that is made that all went well."""
+        self._answered_well = True
+
+    @property
+    def loaded(self) -> Staged | None:
+        """The exchange that is live by what the engine answered; None where only checksums can tell what is."""
+        staged = self.staged
+        return staged if staged is not None and self.target is staged.after and self._answered_well else None
 
     def undoable(self, operation_id: str) -> Staged | None:
         """Return what an operation has exchanged, None when it has exchanged nothing.
@@ -108,6 +120,7 @@ class Book:
     def undone(self, staged: Staged) -> None:
         """Note that an exchange was taken back; that is not proved."""
         self.target, self.proven, self._committed = staged.before, "", ""
+        self._answered_well = False
 
     async def stage(self, order: Stage | StageRetained, found: Found, *, recalled: Mapping[int, Sums]) -> Staged:
         """Write the folders of an exchange.

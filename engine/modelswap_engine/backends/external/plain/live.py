@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from modelswap_engine.backends.external.folder import Written
+from modelswap_engine.backends.external.folder import Written, stamp_of
 from modelswap_engine.backends.external.plain.sums import Sums, Verdict, judge
 from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.protocol.errors import SourceChanged
 
 T = TypeVar("T")
 
@@ -31,6 +32,11 @@ class Held:
         left = {rank: {n: v for n, v in sums.items() if n not in names} for rank, sums in self.sums.items()}
         return replace(self, sums=left)
 
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The parameters of which no checksum is known."""
+        return tuple(sorted({name for sums in self.sums.values() for name, value in sums.items() if not value}))
+
     def judge(self, live: Mapping[int, Sums]) -> Verdict:
         """Compare with what every rank shows."""
         if live.keys() != self.sums.keys():
@@ -51,12 +57,24 @@ class Staged:
 
     operation_id: str
     there: Path
+    stamp: tuple[int, ...]
     back: Path
     undo: Written
     before: Held
     after: Held
     touched: frozenset[str]
     nbytes: int
+
+    async def require_untouched(self) -> None:
+        """See that the tensors on the way there are those that were proved.
+
+        Raises:
+            SourceChanged: somebody wrote to them since.
+        """
+        if await asyncio.to_thread(stamp_of, self.there) != self.stamp:
+            raise SourceChanged(
+                f"{self.there} changed after it was proved", advice="see who else writes to the volume; then try again"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,7 @@ class Staging:
         return Staged(
             operation_id=operation_id,
             there=_folder(there),
+            stamp=there.stamp,
             back=_folder(back),
             undo=back,
             before=before,
