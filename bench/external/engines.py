@@ -15,10 +15,10 @@ from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
-from modelswap_engine.backends.sglang.plain import PlainSglang
+from modelswap_engine.backends.sglang.plain import plain_sglang
 from modelswap_engine.backends.sglang.pulse import Pulse
 from modelswap_engine.backends.vllm.control import VllmControl
-from modelswap_engine.backends.vllm.plain import PlainVllm
+from modelswap_engine.backends.vllm.plain import plain_vllm
 from modelswap_engine.http.proxy.flights import Flights
 from tests.support import engines
 from tests.support.engines import EngineServer
@@ -79,7 +79,7 @@ class Vllm:
         return {
             IN_PROCESS: lambda: ExternalBackend(self._control(), requests=Flights(), restart=RestartWish()),
             # vLLM on CPU packs linear layers, and shows nothing in their place.
-            PLAIN: lambda: PlainVllm(
+            PLAIN: lambda: plain_vllm(
                 self._control(),
                 folder=self._folder / "plain",
                 requests=Flights(),
@@ -120,7 +120,9 @@ class SglangServer:
         """Return what makes a backend, not started, for each route into it."""
         return {
             IN_PROCESS: lambda: ExternalBackend(self.control(), requests=Flights(), restart=RestartWish()),
-            PLAIN: lambda: PlainSglang(SglangClient(self.url), folder=self._folder / "plain", wish=RestartWish()),
+            PLAIN: lambda: plain_sglang(
+                SglangClient(self.url), folder=self._folder / "plain", requests=Flights(), restart=RestartWish()
+            ),
         }
 
 

@@ -18,7 +18,7 @@ OURS: Final = MappingProxyType(
     {
         "embedded": "tests.conformance.embedded:make",
         "vllm": "tests.conformance.vllm:make",
-        "vllm-plain": "tests.conformance.vllm_plain:make",
+        "vllm-plain": "tests.conformance.vllm:make_plain",
         "sglang": "tests.conformance.sglang:make",
         "sglang-plain": "tests.conformance.sglang:make_plain",
     }

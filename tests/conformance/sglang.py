@@ -13,15 +13,13 @@ from modelswap_engine.backends.external.start_point import StartPoint
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
-from modelswap_engine.backends.sglang.plain import PlainSglang
+from modelswap_engine.backends.sglang.plain import plain_sglang
 from modelswap_engine.backends.sglang.pulse import Pulse
-from modelswap_engine.backends.sglang.settings import PlainSettings
 from tests.conformance.candidates import Candidate, Versions
 from tests.conformance.direct import Nobody
 from tests.support.sglang import EXACT, SMALL, Client, Sglang, with_our_half
 
 BOUNDS = ExternalSettings(watch=0.2, answer=5.0, misses=2, reach=600.0)
-PLAIN_BOUNDS = PlainSettings(start_seconds=600, call_seconds=30, update_seconds=60, hash_seconds=60, watch_seconds=0.2)
 
 
 class Started:
@@ -67,7 +65,9 @@ def inside(folder: Path) -> tuple[Sglang, Backend]:
 def plain(folder: Path) -> tuple[Sglang, Backend]:
     (folder / "shared").mkdir()
     server = Sglang(folder, options=SMALL)
-    backend = PlainSglang(SglangClient(server.url), folder=folder / "shared", wish=RestartWish(), settings=PLAIN_BOUNDS)
+    backend = plain_sglang(
+        SglangClient(server.url), folder=folder / "shared", requests=Nobody(), restart=RestartWish(), settings=BOUNDS
+    )
     return server, backend
 
 

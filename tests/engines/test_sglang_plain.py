@@ -7,16 +7,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 import pytest_asyncio
 
+from modelswap_engine.backends.external.plain.backend import PlainBackend
 from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
+from modelswap_engine.backends.sglang.answers import Done
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.exchange import LINK
-from modelswap_engine.backends.sglang.plain import PlainSglang
-from modelswap_engine.backends.sglang.settings import PlainSettings
+from modelswap_engine.backends.sglang.plain import plain_sglang
 from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.messages import CheckRequest, VersionRef
 from modelswap_engine.protocol.states import SwapState
@@ -27,6 +28,7 @@ from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.settings import SwapSettings
+from tests.conformance.direct import Nobody
 from tests.support import models as edits
 from tests.support.orders import accepted, digest_of, hashes_of, load_order, ranges, refused, stage_order
 from tests.support.sglang import Client, Sglang
@@ -35,7 +37,7 @@ from tests.support.swapping import POD, last, request
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
 LONG = "A prompt that fills several pages of the cache: " + "the quick brown fox jumps over the lazy dog. " * 3
-SETTINGS = PlainSettings(start_seconds=600, call_seconds=30, update_seconds=60, hash_seconds=60, watch_seconds=3600)
+SETTINGS = ExternalSettings(reach=600, call=30, load=60, hash=60, watch=3600)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Bench:
 
     server: Sglang
     client: Client
-    backend: PlainSglang
+    backend: PlainBackend
     wish: RestartWish
     folder: Path
     models: Models
@@ -83,29 +85,25 @@ class Bench:
         accepted(await self.backend.prepare(operation))
         return operation
 
-    async def commit(self, operation: str, policy: RequestPolicy = RequestPolicy.NONE_RUNNING) -> int:
+    async def commit(self, operation: str, policy: RequestPolicy = RequestPolicy.NONE_RUNNING) -> None:
         accepted(await self.backend.pause(operation, timeout=20, policy=policy))
-        requests = accepted(await self.backend.commit(operation, policy)).requests
+        accepted(await self.backend.commit(operation, policy))
         accepted(await self.backend.verify(operation, strict=True))
         accepted(await self.backend.resume(operation))
-        return requests
 
-    async def swap(
-        self, old: Path, new: Path, operation: str, policy: RequestPolicy = RequestPolicy.NONE_RUNNING
-    ) -> int:
+    async def swap(self, old: Path, new: Path, operation: str) -> None:
         await self.staged(old, new, operation)
-        requests = await self.commit(operation, policy)
+        await self.commit(operation)
         accepted(await self.backend.release(operation, previous=False))
-        return requests
 
     async def holds(self, model: Path) -> bool:
         hashes = await self.backend.hashes("*")
         assert hashes.unverifiable == ()
         return hashes.tensors == hashes_of(model)
 
-    def another(self, settings: PlainSettings = SETTINGS) -> PlainSglang:
+    def another(self, settings: ExternalSettings = SETTINGS, client: SglangClient | None = None) -> PlainBackend:
         """Return the backend of a sidecar that was started anew beside the same engine."""
-        return PlainSglang(SglangClient(self.server.url), folder=self.folder, wish=self.wish, settings=settings)
+        return assembled(client or SglangClient(self.server.url), self.folder, self.wish, settings)
 
     @asynccontextmanager
     async def answering(self, tokens: int = 300) -> AsyncIterator["asyncio.Task[object]"]:
@@ -115,6 +113,12 @@ class Bench:
             await asyncio.sleep(0.005)
         yield task
         await task
+
+
+def assembled(
+    client: SglangClient, folder: Path, wish: RestartWish, settings: ExternalSettings = SETTINGS
+) -> PlainBackend:
+    return plain_sglang(client, folder=folder, requests=Nobody(), restart=wish, settings=settings)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +135,8 @@ def server(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 async def shared(server: Sglang, models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     folder, wish = tmp_path_factory.mktemp("shared"), RestartWish()
     client = Client(server.url)
-    backend = PlainSglang(SglangClient(server.url), folder=folder, wish=wish, settings=SETTINGS)
+    backend = assembled(SglangClient(server.url), folder, wish)
+    await backend.start()
     yield Bench(server=server, client=client, backend=backend, wish=wish, folder=folder, models=models)
     await backend.stop()
     await client.close()
@@ -310,29 +315,59 @@ async def test_weights_that_somebody_else_changed_are_found_and_put_right(bench:
 async def test_a_failed_answer_is_looked_into_weights_new_cache_old(bench: Bench) -> None:
     """SGLang answers 400 although the weights have changed, and holds a cache of the old ones."""
     operation = await bench.staged(bench.models.old, bench.models.new, "frozen")
+    accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
+    await bench.client.post("/continue_generation", {})
     async with bench.client.streamed(LONG, tokens=300) as made:
-        await made(1)
-        accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.RECOMPUTE))
-        await bench.client.post("/continue_generation", {})
-        await made(100)  # so that it runs again, and holds a cache
+        await made(100)  # so that it holds a cache
         await bench.client.post("/pause_generation", {"mode": "in_place"})
         with pytest.raises(WorkerLost, match="flush"):
-            await bench.backend.commit(operation, RequestPolicy.RECOMPUTE)
+            await bench.backend.commit(operation, RequestPolicy.NONE_RUNNING)
         assert bench.wish.wanted
         assert bench.backend.ranks()[0].digest == ""
     bench.wish.seen("another start")
 
 
-async def test_a_failed_answer_with_nothing_changed_is_one_that_can_be_undone(bench: Bench) -> None:
-    operation = await bench.staged(bench.models.old, bench.models.new, "empty")
-    accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
-    for file in bench.folder.glob("exchanges/*/model.safetensors"):
+class Emptied(SglangClient):
+    """Takes the tensors away, once, from the folder that SGLang is about to load, and puts them back."""
+
+    armed = False
+
+    async def update_from_disk(self, path: str, version: str, *, seconds: float) -> Done:
+        if not self.armed:
+            return await super().update_from_disk(path, version, seconds=seconds)
+        self.armed = False
+        file = Path(path).resolve() / edits.WEIGHTS
         file.rename(file.with_suffix(".away"))
-    assert refused(await bench.backend.commit(operation, RequestPolicy.NONE_RUNNING)) == "BadRequest"
-    for file in bench.folder.glob("exchanges/*/model.away"):
-        file.rename(file.with_suffix(".safetensors"))
+        try:
+            return await super().update_from_disk(path, version, seconds=seconds)
+        finally:
+            file.with_suffix(".away").rename(file)
+
+
+async def test_a_failed_answer_with_nothing_changed_is_one_that_can_be_undone(bench: Bench) -> None:
+    client = Emptied(bench.server.url)
+    backend = bench.another(client=client)
+    accepted(await backend.load(load_order(bench.models.old)))
+    order = bench.order(bench.models.old, bench.models.new, "empty")
+    accepted(await backend.stage(order))
+    accepted(await backend.prepare("empty"))
+    accepted(await backend.pause("empty", timeout=20, policy=RequestPolicy.NONE_RUNNING))
+    client.armed = True
+    assert refused(await backend.commit("empty", RequestPolicy.NONE_RUNNING)) == "BadRequest"
+    accepted(await backend.rollback("empty"))
+    assert accepted(await backend.verify("empty", strict=False)).digest == digest_of(bench.models.old)
+    accepted(await backend.resume("empty"))
+    await backend.stop()
+    assert await bench.holds(bench.models.old)
+
+
+async def test_a_folder_that_was_written_to_is_not_loaded(bench: Bench) -> None:
+    operation = await bench.staged(bench.models.old, bench.models.new, "written")
+    accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
+    for file in bench.folder.glob(f"exchanges/*/{edits.WEIGHTS}"):
+        file.write_bytes(file.read_bytes())
+    assert refused(await bench.backend.commit(operation, RequestPolicy.NONE_RUNNING)) == "SourceChanged"
     accepted(await bench.backend.rollback(operation))
-    assert accepted(await bench.backend.verify(operation, strict=False)).digest == digest_of(bench.models.old)
     accepted(await bench.backend.resume(operation))
     assert await bench.holds(bench.models.old)
 
@@ -358,16 +393,6 @@ async def test_a_drain_whose_time_is_over_leaves_the_engine_running(bench: Bench
     assert await bench.holds(bench.models.old)
 
 
-async def test_recomputed_requests_go_on_with_the_new_weights(bench: Bench) -> None:
-    operation = await bench.staged(bench.models.old, bench.models.new, "recompute")
-    async with bench.answering() as answer:
-        assert await bench.commit(operation, RequestPolicy.RECOMPUTE) == 1
-    answered = await answer
-    assert answered.finish == "length"
-    assert answered.versions == [digest_of(bench.models.old), digest_of(bench.models.new)]
-    assert answered.meta["num_retractions"] == 1
-
-
 async def test_aborted_requests_end_and_say_so(bench: Bench) -> None:
     operation = await bench.staged(bench.models.old, bench.models.new, "abort")
     async with bench.answering() as answer:
@@ -384,11 +409,12 @@ async def test_a_label_can_change_without_ending_requests(bench: Bench) -> None:
     assert (await answer).finish == "length"
 
 
-async def test_modes_that_would_leave_a_stale_cache_are_refused(bench: Bench) -> None:
-    capabilities = bench.backend.capabilities()
-    assert set(capabilities.refused_modes) == {"Freeze", "Overlap"}
+async def test_modes_that_would_leave_a_stale_cache_or_mix_answers_are_refused(bench: Bench) -> None:
+    refused_modes = bench.backend.capabilities().refused_modes
+    assert set(refused_modes) == {"Freeze", "Overlap", "Recompute"}
     operation = await bench.staged(bench.models.old, bench.models.new, "freeze")
-    assert refused(await bench.backend.pause(operation, timeout=5, policy=RequestPolicy.FREEZE)) == "BadRequest"
+    for policy in (RequestPolicy.FREEZE, RequestPolicy.RECOMPUTE):
+        assert refused(await bench.backend.pause(operation, timeout=5, policy=policy)) == "UnsupportedChange"
     assert await bench.holds(bench.models.old)
 
 
@@ -486,7 +512,8 @@ async def _until(done: Callable[[], bool]) -> None:
 
 async def test_a_killed_engine_is_noticed_and_a_fresh_one_answers_as_the_swapped_one_did(bench: Bench) -> None:
     """The last test of the shared server: it is another start afterwards."""
-    backend = bench.another(msgspec.structs.replace(SETTINGS, watch_seconds=0.2))
+    backend = bench.another(dataclasses.replace(SETTINGS, watch=0.2))
+    await backend.start()
     accepted(await backend.load(load_order(bench.models.full)))
     boot_id, swapped = backend.ranks()[0].boot_id, [(await bench.client.ask(text)).tokens for text in (LONG, "short")]
     bench.server.kill()

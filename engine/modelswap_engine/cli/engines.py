@@ -1,9 +1,9 @@
 """The engines that ``modelswap proxy`` stands before, and what drives each of them by which route."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import aiohttp
 
@@ -20,14 +20,16 @@ from modelswap_engine.backends.port import Backend
 from modelswap_engine.backends.sglang.adapters import SglangAdapters
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
-from modelswap_engine.backends.sglang.plain import PlainSglang
+from modelswap_engine.backends.sglang.plain import plain_sglang
 from modelswap_engine.backends.sglang.pulse import Pulse
-from modelswap_engine.backends.sglang.settings import PlainSettings
 from modelswap_engine.backends.vllm.adapters import VllmAdapters
 from modelswap_engine.backends.vllm.control import VllmControl
-from modelswap_engine.backends.vllm.plain import PlainVllm
+from modelswap_engine.backends.vllm.plain import plain_vllm
 from modelswap_engine.cli.proxying import Engine, Route
 from modelswap_engine.protocol.errors import BadRequest
+
+_PLAIN_SGLANG_WATCH: Final = 2.0
+"""Seconds from one look to the next where each costs the engine a token."""
 
 
 class Driven(Backend, Protocol):
@@ -101,7 +103,7 @@ def _plain(
 ) -> Driven:
     match engine:
         case Engine.VLLM:
-            return PlainVllm(
+            return plain_vllm(
                 VllmControl(place.url, place.session),
                 folder=place.folder,
                 requests=requests,
@@ -113,13 +115,13 @@ def _plain(
                 unverifiable=place.unverifiable,
             )
         case Engine.SGLANG:
-            return PlainSglang(
+            return plain_sglang(
                 _sglang(place),
                 folder=place.folder,
-                wish=restart,
                 requests=requests,
+                restart=restart,
+                settings=replace(bounds, watch=_PLAIN_SGLANG_WATCH),
                 starting=place.starting,
-                settings=PlainSettings(start_seconds=place.seconds),
             )
 
 

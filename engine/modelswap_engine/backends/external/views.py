@@ -40,12 +40,10 @@ def capabilities(facts: EngineFacts | None, ranks: Sequence[wire.Facts], *, adap
     )
 
 
-def plain_capabilities(facts: EngineFacts | None) -> Capabilities:
-    """Say what can be done over an engine's own routes alone, with nothing to take a commit back by."""
-    if facts is None:
-        return capabilities(None, (), adapters=False)
+def plain_capabilities(facts: EngineFacts | None, *, rollback: bool) -> Capabilities:
+    """Say what can be done over an engine's own routes alone."""
     found = capabilities(facts, (), adapters=False)
-    return replace(found, rollback=False, commit_method=BY_DISK)
+    return replace(found, rollback=rollback, commit_method=BY_DISK) if facts is not None else found
 
 
 def ranks(

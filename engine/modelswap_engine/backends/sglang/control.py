@@ -58,6 +58,11 @@ class SglangControl:
         self._agent: bool | None = None
         self._ranks = 1
 
+    @property
+    def boot_id(self) -> str:
+        """The start of the engine that was seen last."""
+        return self._boot_id
+
     async def facts(self, *, seconds: float) -> EngineFacts:
         """Ask what the engine is."""
         boot = await self._client.start()
@@ -150,21 +155,24 @@ class SglangControl:
     async def _retract(self, policy: RequestPolicy, ends: float) -> None:
         self._policy = policy
         await self._client.pause(RETRACT, seconds=self._left(ends))
-        # Schedulers answer in order, so they have stopped when this answers; and of nothing that runs any more is kept.
-        flushed = await self._client.flush(seconds=self._left(ends))
-        if not flushed or await self._client.ready(seconds=self._left(ends)):
+        # Schedulers answer in order, so they have stopped when this answers. A flush costs them a pass of Python's
+        # garbage collector; where no request was to be met, the one within an update is enough.
+        keeps = policy is RequestPolicy.RECOMPUTE and not await self._client.flush(seconds=self._left(ends))
+        await self._client.server_info(seconds=self._left(ends))
+        if keeps or await self._client.ready(seconds=self._left(ends)):
             raise WorkerLost("SGLang goes on although it was paused", advice="it will be restarted")
 
     async def drained(self, *, seconds: float) -> None:
         """Wait until no request is left.
 
-        The number of requests is published by the schedulers now and then; that a flush succeeds is their own word.
+        The schedulers publish the number of requests when they have read a prompt, and when nothing is left to do; it
+        is looked at again once they have answered a message of their own, and so have taken in what came before it.
 
         Raises:
             DrainTimeout: some are.
         """
         ends, pause = time.monotonic() + seconds, _POLL_SECONDS
-        while await self.requests(seconds=self._left(ends)) or not await self.flush(seconds=self._left(ends)):
+        while await self._busy(ends):
             if time.monotonic() >= ends:
                 raise DrainTimeout(
                     f"requests in SGLang did not end within {seconds:g} s",
@@ -172,6 +180,12 @@ class SglangControl:
                 )
             await asyncio.sleep(pause)
             pause = min(_LONGEST_POLL_SECONDS, pause * 2)
+
+    async def _busy(self, ends: float) -> bool:
+        if await self.requests(seconds=self._left(ends)):
+            return True
+        await self._client.server_info(seconds=self._left(ends))
+        return await self.requests(seconds=self._left(ends)) > 0
 
     async def requests(self, *, seconds: float) -> int:
         """Say how many requests the engine has, running or waiting, as published last."""

@@ -15,6 +15,7 @@ from modelswap_engine.backends.external.folder import point
 from modelswap_engine.backends.external.plain.live import Held
 from modelswap_engine.backends.external.plain.sums import Sums
 from modelswap_engine.backends.external.restart import RestartWish
+from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.sglang.control import SglangControl
 from modelswap_engine.protocol.errors import BadRequest, DigestMismatch, Unverifiable, WorkerLost
 
@@ -31,8 +32,8 @@ class Exchange:
     Args:
         control: of the engine.
         folder: shared with the engine under the same path.
-        wish: told when the engine must not go on.
-        update_seconds: bound of one update; hash_seconds of reading checksums.
+        restart: told when the engine must not go on.
+        settings: bounds.
         experimental: take a version as proved of which some parameters could not be seen.
     """
 
@@ -41,24 +42,26 @@ class Exchange:
         control: SglangControl,
         *,
         folder: Path,
-        wish: RestartWish,
-        update_seconds: float,
-        hash_seconds: float,
+        restart: RestartWish,
+        settings: ExternalSettings,
         experimental: bool,
     ) -> None:
         self._control = control
         self._link = folder / LINK
-        self._wish = wish
-        self._update_seconds = update_seconds
-        self._hash_seconds = hash_seconds
+        self._restart = restart
+        self._settings = settings
         self._experimental = experimental
+
+    def linked(self) -> Path | None:
+        """Return where the link leads, which SGLang may look at still; None where there is none yet. Blocks."""
+        return self._link.readlink() if self._link.is_symlink() else None
 
     async def observe(self, skip: Sequence[str] = ()) -> dict[int, Sums]:
         """Return the checksums of every rank, but for parameters with one of ``skip`` in their names."""
-        checked = await self._control.checksums(seconds=self._hash_seconds, skip=skip)
+        checked = await self._control.checksums(seconds=self._settings.hash, skip=skip)
         return {rank.rank: rank.checksums for rank in checked.ranks}
 
-    async def apply(self, folder: Path, wanted: Held, *, boot_id: str) -> bool:
+    async def apply(self, folder: Path, wanted: Held) -> bool:
         """Load the tensors of a folder over the live ones, so that ``wanted`` is live, and flush the cache.
 
         Returns whether the engine said so; else it was found out.
@@ -69,9 +72,9 @@ class Exchange:
         """
         await asyncio.to_thread(point, self._link, folder)
         try:
-            done = await self._control.update(str(self._link), wanted.digest, seconds=self._update_seconds)
+            done = await self._control.update(str(self._link), wanted.digest, seconds=self._settings.load)
         except WorkerLost as error:
-            self._wish.want(error.message, boot_id=boot_id)
+            self._restart.want(error.message, boot_id=self._control.boot_id)
             raise
         if done.success:
             return True
@@ -81,10 +84,10 @@ class Exchange:
             raise BadRequest(
                 f"SGLang did not load {wanted.digest}: {done.message}", advice="look at the engine's log for the reason"
             )
-        if not await self._control.flush(seconds=self._update_seconds):
-            self._wish.want("SGLang holds cached keys and values of older weights", boot_id=boot_id)
+        if not await self._control.flush(seconds=self._settings.load):
+            self._restart.want("SGLang holds cached keys and values of older weights", boot_id=self._control.boot_id)
             raise WorkerLost(f"SGLang did not flush its cache: {done.message}", advice="it will be restarted")
-        await self._control.set_version(wanted.digest, seconds=self._update_seconds)
+        await self._control.set_version(wanted.digest, seconds=self._settings.load)
         return False
 
     async def prove(self, wanted: Held, *, only: Collection[str] = ()) -> dict[int, Sums]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from modelswap_engine.backends.external.plain.memory import Layout
 from modelswap_engine.backends.vllm.architectures import REFUSED
 
 TRIED: Final = frozenset({"LlamaForCausalLM"})
@@ -32,6 +33,19 @@ class Started:
     def whole(self) -> bool:
         """True where one rank holds the whole model, in the memory of a processor."""
         return self._device == "cpu" and self._number("parallel_config", "world_size") == 1
+
+    @property
+    def layout(self) -> Layout:
+        """All that its checksums depend on besides the bytes."""
+        return Layout(
+            version=self._version,
+            device=self._device,
+            dtype=self.dtype,
+            quantization=str(self._of("model_config", "quantization", None) or ""),
+            tp_size=self._number("parallel_config", "tensor_parallel_size"),
+            pp_size=self._number("parallel_config", "pipeline_parallel_size"),
+            dp_size=self._number("parallel_config", "data_parallel_size"),
+        )
 
     @property
     def loaded_from(self) -> str:

@@ -19,6 +19,7 @@ from modelswap_engine.backends.external.plain.live import Held, in_thread
 from modelswap_engine.backends.external.plain.preflight import check_understood
 from modelswap_engine.backends.external.plain.sums import Parameters, Sums, parameters, worked_out
 from modelswap_engine.backends.port import Load, TensorRange
+from modelswap_engine.checkpoint.canonical import CONFIG, architecture_of
 from modelswap_engine.checkpoint.layout import read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.protocol.errors import ModelswapError
@@ -140,6 +141,12 @@ def started_on(order: Load, folder: Path | None) -> bool:
     except (OSError, msgspec.MsgspecError):
         return False
     return stated.get("digest") == order.digest
+
+
+def architecture_in(folder: Path) -> str:
+    """Return the class of the model whose side files lie in a folder, "" where they do not say. Blocks."""
+    file = folder / CONFIG
+    return architecture_of({CONFIG: file.read_bytes()} if file.is_file() else {})
 
 
 def same_model(order: Load, folder: Path) -> bool:

@@ -37,6 +37,13 @@ class Held:
         """The parameters of which no checksum is known."""
         return tuple(sorted({name for sums in self.sums.values() for name, value in sums.items() if not value}))
 
+    def confirmed(self, live: Mapping[int, Sums]) -> dict[int, dict[str, str]]:
+        """Return what every rank shows without that of which nothing was known: it agrees with nothing."""
+        return {
+            rank: {name: value if self.sums[rank].get(name) else "" for name, value in sums.items()}
+            for rank, sums in live.items()
+        }
+
     def judge(self, live: Mapping[int, Sums]) -> Verdict:
         """Compare with what every rank shows."""
         if live.keys() != self.sums.keys():
