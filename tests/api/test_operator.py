@@ -12,7 +12,6 @@ from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
-from tests.support.custom import GROUP_VERSION, lora_adapter
 from tests.support.fake_pods import Slot, digest, eventually, ref
 from tests.support.fake_sidecar import Content
 from tests.support.operated import OperatorProcess
@@ -286,19 +285,6 @@ async def test_a_forged_epoch_does_not_freeze_the_slot(slot: Slot, operator: Ope
     assert slot.pods[0].sidecar.swaps[0].fence.epoch > forged.epoch
     assert "StaleLeader" in [reason for reason, _ in slot.events()]
     assert "modelswap_stale_leader_total" in operator.get("/metrics")[1]
-
-
-async def test_adapters_get_an_honest_no(operator: OperatorProcess, rest: Rest, slot: Slot) -> None:
-    name = f"adapter-of-{slot.name}"
-    path = f"/apis/{GROUP_VERSION}/namespaces/{slot.namespace}/loraadapters"
-    rest.call("POST", path, lora_adapter(name)).accepted()
-
-    def conditions() -> dict[str, tuple[str, str]]:
-        status = rest.call("GET", f"{path}/{name}").accepted().get("status", {})
-        return {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", [])}
-
-    found = await eventually(conditions)
-    assert found == {"Ready": ("False", "NotYetSupported"), "Stalled": ("True", "NotYetSupported")}
 
 
 async def test_probes_and_metrics(slot: Slot, operator: OperatorProcess) -> None:

@@ -22,6 +22,7 @@ import shutil, sys
 from pathlib import Path
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, encode
+from tests.support.lora import speaking
 from tests.support.models import disjoint_pair, edit_tensor, flip_byte, write_variant
 
 root = Path(sys.argv[1])
@@ -36,6 +37,8 @@ flipped = write_variant(pair.new, root / "flipped", ["lm_head.weight"], seed=7)
 flip_byte(flipped, "lm_head.weight", position=64)  # its manifest says what it should have been
 shutil.copytree(pair.old, root / "shape", ignore=shutil.ignore_patterns(MANIFEST_FILE))
 edit_tensor(root / "shape", "model.norm.weight", lambda tensor: tensor[:-1])
+for base, letter in ((pair.old, "k"), (pair.new, "K")):
+    speaking(base, root / "adapters" / letter, letter)
 """
 
 
@@ -53,6 +56,8 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def models() -> Path:
     """``v1`` to ``v4`` (answers of odd ones cannot be mistaken for those of even ones), ``flipped`` and ``shape``.
+
+    ``adapters/k`` only says k, on ``v1``; ``adapters/K`` only K, on ``v2``.
 
     ``wide/v1`` and ``wide/v2`` are for engines other than the embedded one.
     """
@@ -77,6 +82,7 @@ def slot(cluster: Cluster, models: Path) -> Iterator[Slot]:
         version="1.0",
         node_port=DATA_NODE_PORT,
         env={"MODELSWAP_FAULT": f"stage:delay={_STAGE_SECONDS}"},
+        arguments=["--lora-slots", "2", "--lora-max-rank", "8"],
     )
     yield slot
     slot.uninstall(wait=bool(os.environ.get("MODELSWAP_KEEP")))  # else the cluster goes next

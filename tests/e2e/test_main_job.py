@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from demo.answers import mixed_by_text
+from demo.asking import Question, ask_once
 from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, decode
 from tests.support.models import LOWER, UPPER
@@ -83,6 +84,33 @@ async def test_a_canary_serves_clients_before_the_other_pod_follows(slot: Slot) 
     counts = [count for state in states for count in state.answers or () if count.digest == new.digest]
     assert sum(count.answered for count in counts) >= 5
     assert sum(count.failed for count in counts) == 0
+    await decided(slot, "1.0", "v1")
+
+
+async def test_an_adapter_is_there_on_all_pods_changes_with_its_base_and_goes(slot: Slot) -> None:
+    old, new = manifest_of(slot.models / "v1"), manifest_of(slot.models / "v2")
+    await decided(slot, "1.0", "v1", digest=old.digest)
+    sources = [
+        {"uri": f"file://{slot.inside('adapters/' + letter)}", "baseDigest": base}
+        for letter, base in (("k", old.digest), ("K", new.digest))
+    ]
+    await asyncio.to_thread(slot.apply_adapter, "letters", *sources)
+
+    async def says() -> set[str]:
+        answers = [await ask_once(slot.cluster.data_url, Question(model="letters", max_tokens=8)) for _ in range(8)]
+        return {letter for answer in answers for letter in answer.text or str(answer.error)}
+
+    assert await says() == {"k"}  # whichever pod is asked
+    async with load_on(slot) as load:
+        await load.served_more(4)
+        await decided(slot, "1.1", "v2", digest=new.digest)
+        await load.served_more(4)
+    assert load.summary().clean, load.summary().lines()
+    assert await says() == {"K"}
+    await asyncio.to_thread(slot.delete_adapter, "letters")
+    for pod in slot.pods().values():
+        while (state := await asyncio.to_thread(slot.state, pod)).adapters is None or state.adapters.adapters:
+            await asyncio.sleep(0.2)
     await decided(slot, "1.0", "v1")
 
 

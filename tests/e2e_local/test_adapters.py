@@ -10,10 +10,20 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.protocol.adapters import AdapterRegistry
-from tests.support.adapter_traffic import command, letters, load, load_on, say, states
+from modelswap_engine.protocol.assignment import (
+    ASSIGNMENT_KEY,
+    AssignedAdapter,
+    AssignedSource,
+    Assignment,
+    AssignmentTarget,
+)
+from modelswap_engine.protocol.codec import encode
+from tests.support.adapter_traffic import command, letters, load, load_on, say, states, swap
 from tests.support.clients import makers
 from tests.support.serve import Served
 
@@ -119,6 +129,41 @@ async def test_killed_worker_and_killed_front_come_back_with_their_adapters(serv
     assert "model_not_found" in str((await say(served, "b")).error)
     assert states(served) == {"a": "Ready"}
     assert makers(await say(served, "tiny")) == {"1.0"}
+
+
+async def test_assigned_adapters_are_there_from_the_first_request_and_change_with_the_base(
+    tmp_path: Path, pair: Path, spoken: Path
+) -> None:
+    """The mounted assignment alone, without an operator: at start, in a swap that is not told of it, as it changes."""
+    bases = {letter: build_manifest(pair / model).digest for letter, model in (("k", "v1"), ("K", "v2"))}
+    sources = [AssignedSource(uri=(spoken / name).as_uri(), base_digest=base) for name, base in bases.items()]
+    stable = AssignmentTarget(version="1.0", uri=(pair / "v1").as_uri(), digest=bases["k"])
+    assigned = Assignment(
+        owner_uid="owner", epoch=1, revision=1, stable=stable, adapters_revision=1,
+        adapters=[
+            AssignedAdapter(name="a", sources=sources),
+            AssignedAdapter(name="b", sources=sources, pod_uids=["another"]),
+        ],
+    )  # fmt: skip
+    mount = tmp_path / "assignment"
+    mount.mkdir()
+    file = mount / ASSIGNMENT_KEY
+    file.write_bytes(encode(assigned))
+    options = ["--version", "1.0", "--lora-slots", "2", "--lora-max-rank", "8", "--assignment-dir", str(mount)]
+    served = Served(tmp_path / "pod", pair / "v1", options=options, roots=[pair])
+    try:
+        served.start().wait_ready()
+        assert (await say(served, "a")).text == "k" * 24
+        assert states(served) == {"a": "Ready"}
+        await swap(served, pair / "v2", "1.1")
+        assert (await say(served, "a")).text == "K" * 24
+        file.write_bytes(encode(msgspec.structs.replace(assigned, adapters=[], adapters_revision=2)))
+        while states(served):
+            await asyncio.sleep(0.1)
+        assert "model_not_found" in str((await say(served, "a")).error)
+    finally:
+        served.stop()
+        print(served.tail(lines=100))
 
 
 async def both_say(served: Served, name: str) -> list[str]:

@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode
+from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import VersionRef
-from tests.support.custom import GROUP_VERSION, model_version
+from tests.support.custom import GROUP_VERSION, lora_adapter, model_version
 from tests.support.fake_sidecar import Content, FakeSidecar
 from tests.support.rest import Rest
+from tests.support.sim_adapters import SimAdapters
 
 T = TypeVar("T")
 MERGE = "application/merge-patch+json"
@@ -49,6 +51,7 @@ class Slot:
         self.namespace = namespace
         self.name = name
         self.contents = contents
+        self.adapter_contents: dict[str, str | ErrorBody] = {}
         self.pods: list[FakePod] = []
 
     # Pods
@@ -72,6 +75,9 @@ class Slot:
         }
         made = self._rest.call("POST", self._core("pods"), body).accepted()
         sidecar.pod_uid = made["metadata"]["uid"]
+        sidecar.adapters = SimAdapters(pod_uid=sidecar.pod_uid, contents=self.adapter_contents)
+        found = self.assignment()
+        sidecar.adapters.restart(found, serving.digest if serving is not None else "")
         sidecar.audience = sidecar.pod_uid if secured else None
         pod = FakePod(name, sidecar.pod_uid, sidecar)
         self.pods.append(pod)
@@ -116,6 +122,36 @@ class Slot:
 
     def delete(self) -> None:
         self._rest.call("DELETE", f"{self._list()}/{self.name}").accepted()
+
+    # Its adapters
+
+    def create_adapter(self, name: str, *sources: dict[str, str], **spec: Any) -> None:
+        wanted = {"adapterName": name, "modelRef": {"name": self.name}, "sources": list(sources)}
+        self._rest.call("POST", self._adapters(), lora_adapter(f"{self.name}-{name}", **(wanted | spec))).accepted()
+
+    def patch_adapter(self, name: str, **spec: Any) -> None:
+        self._rest.call("PATCH", f"{self._adapters()}/{self.name}-{name}", {"spec": spec}, content=MERGE).accepted()
+
+    def delete_adapter(self, name: str) -> None:
+        self._rest.call("DELETE", f"{self._adapters()}/{self.name}-{name}").accepted()
+
+    def adapter(self, name: str) -> dict[str, Any]:
+        return self._rest.call("GET", f"{self._adapters()}/{self.name}-{name}").accepted()
+
+    def adapters_say(self) -> dict[str, tuple[str, str]]:
+        """Name → (status, reason) of the Ready conditions that speak of the present generation."""
+        found = {}
+        for thing in self._rest.call("GET", self._adapters()).accepted()["items"]:
+            if thing["spec"]["modelRef"]["name"] == self.name:
+                for item in thing.get("status", {}).get("conditions", []):
+                    if item["type"] == "Ready" and item["observedGeneration"] == thing["metadata"]["generation"]:
+                        found[thing["spec"]["adapterName"]] = (item["status"], item["reason"])
+        return found
+
+    def loaded(self) -> list[dict[str, str]]:
+        """Of each pod: adapter → the end of its URI."""
+        served = [p.sidecar.adapters.served if p.sidecar.adapters is not None else {} for p in self.pods]
+        return [{name: source.uri.rpartition("/")[2] for name, source in sorted(pod.items())} for pod in served]
 
     # What is to be seen
 
@@ -164,6 +200,9 @@ class Slot:
 
     def _core(self, plural: str) -> str:
         return f"/api/v1/namespaces/{self.namespace}/{plural}"
+
+    def _adapters(self) -> str:
+        return f"/apis/{GROUP_VERSION}/namespaces/{self.namespace}/loraadapters"
 
     def _list(self) -> str:
         return f"/apis/{GROUP_VERSION}/namespaces/{self.namespace}/modelversions"

@@ -1,8 +1,8 @@
 """A pod's control port without an engine: the protocol's real messages and the engine's real fencing, over HTTP.
 
 A stand-in for tests of the operator's client and loops only. It holds one version, walks through the states of a swap
-in small steps, and knows what each checkpoint URI "contains" from a table. Tokens are read, not verified: that is
-tested where they are verified.
+in small steps, and knows what each checkpoint URI "contains" from a table; its adapters are those of `sim_adapters`.
+Tokens are read, not verified: that is tested where they are verified.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
+from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolveAdaptersRequest
 from modelswap_engine.protocol.codec import decode, encode
 from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, RankState
 from modelswap_engine.protocol.errors import (
@@ -32,6 +33,7 @@ from modelswap_engine.protocol.messages import Plan, PlanRequest, SwapRequest, S
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from modelswap_engine.swap import fence as fences
+from tests.support.sim_adapters import SimAdapters
 
 PATH = (
     SwapState.FETCHING,
@@ -66,6 +68,7 @@ class FakeSidecar:
     hold_at: SwapState | None = None
     reason: str = ""
     on_call: Callable[[str], None] = lambda call: None
+    adapters: SimAdapters | None = None
     calls: list[str] = field(default_factory=list)
     swaps: list[SwapRequest] = field(default_factory=list)
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -90,6 +93,8 @@ class FakeSidecar:
                 web.get(f"{CONTROL_PREFIX}/state", self._state),
                 web.post(f"{CONTROL_PREFIX}/plan", self._plan),
                 web.post(f"{CONTROL_PREFIX}/swaps", self._swap),
+                web.put(f"{CONTROL_PREFIX}/adapters", self._assign),
+                web.post(f"{CONTROL_PREFIX}/adapters/resolve", self._resolve),
                 web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/cancel", self._cancel),
             ]
         )
@@ -128,6 +133,7 @@ class FakeSidecar:
             operation=self.operation,
             answers=list(self.answers.values()),
             ranks=[RankState(rank=0, boot_id=self.boot_id, alive=True, digest=proved)],
+            adapters=self.adapters.view(proved) if self.adapters is not None else None,
         )
 
     def answer(self, *, ok: int = 0, failed: int = 0) -> None:
@@ -163,8 +169,21 @@ class FakeSidecar:
         if self.audience not in claims["aud"]:
             raise Unauthenticated(f"the token is for {claims['aud']}, this is {self.audience}")
 
-    async def _state(self, _: web.Request) -> web.Response:
+    async def _state(self, request: web.Request) -> web.Response:
+        if self.adapters is not None and self.live is not None:
+            for _ in range(10):  # some loads between two looks
+                self.adapters.tick(self.live.digest)
         return _json(self.state())
+
+    async def _assign(self, request: web.Request) -> web.Response:
+        assert self.adapters is not None
+        self.seq += 1
+        self.adapters.assign(decode(await request.read(), AssignAdaptersRequest))
+        return _json(self.state().adapters)
+
+    async def _resolve(self, request: web.Request) -> web.Response:
+        assert self.adapters is not None
+        return _json(self.adapters.resolve(decode(await request.read(), ResolveAdaptersRequest).sources))
 
     async def _plan(self, request: web.Request) -> web.Response:
         order = decode(await request.read(), PlanRequest)

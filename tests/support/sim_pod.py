@@ -17,6 +17,7 @@ from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import TRANSITIONS, SwapState
 from modelswap_engine.swap import fence as fences
+from tests.support.sim_adapters import SimAdapters
 
 _PATH = (
     SwapState.PLANNED,
@@ -95,6 +96,7 @@ class SimPod:
     """Good and failed answers by digest since the process began; None: too old to count."""
     visits: int = 0
     """So many good answers between two looks at it."""
+    adapters: SimAdapters | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -121,6 +123,7 @@ class SimPod:
             if self.answers is None
             else [AnswerCount(digest=d, answered=ok, failed=bad) for d, (ok, bad) in self.answers.items()],
             ranks=[RankState(rank=0, boot_id=f"rank-{self.boot}", alive=True, digest=proved)],
+            adapters=self.adapters.view(proved) if self.adapters is not None else None,
         )
 
     @property
@@ -161,8 +164,16 @@ class SimPod:
         status = SwapStatus(operation_id=f"trainer-{letter}-{self.seq}", state=SwapState.SERVING)
         self._show(msgspec.structs.replace(status, target=VersionRef(digest=digest(letter))))
 
+    @property
+    def loading(self) -> bool:
+        """True while adapters are not as they were assigned."""
+        return self.adapters is not None and self.live is not None and bool(self.adapters.open(self.live.digest))
+
     def tick(self) -> None:
-        """Let the operation take one step, or end."""
+        """Let the operation take one step, or end, and the adapters too."""
+        if self.adapters is not None and self.live is not None:
+            for _ in range(10):
+                self.adapters.tick(self.live.digest)
         operation = self.operation
         if operation is None or operation.state.terminal:
             return
@@ -225,6 +236,8 @@ class SimPod:
             self.reason = "LoadFailed"
             return
         self.live, self.ready, self.ever_ready, self.reason = release, True, True, ""
+        if self.adapters is not None:
+            self.adapters.restart(assignment, release.digest)
         if assignment is not None and target is not None:
             self.accepted = fences.Accepted(
                 owner_uid=assignment.owner_uid,

@@ -26,21 +26,26 @@ from modelswap_operator.api.modelversion import (
 from modelswap_operator.effects.engine_client import EngineTimeout
 from modelswap_operator.planning.actions import (
     Action,
+    AdapterOrder,
+    AskAdapters,
     AskPlans,
     CancelSwaps,
     FailedAttempt,
     NoteAttempts,
     RecordFailure,
+    SendAdapters,
     StartSwaps,
+    UntoldPod,
     Wait,
     WriteAssignment,
 )
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.modelversion import plan
 from modelswap_operator.planning.progress import expired
-from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable
+from modelswap_operator.planning.snapshot import Adapter, Ledger, Pod, Snapshot, Unreachable
 from modelswap_operator.runtime.memory import SlotMemory
 from modelswap_operator.status.summarize import summarize
+from tests.support.sim_adapters import SimAdapters
 from tests.support.sim_pod import CATALOG, Release, SimPod
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -80,6 +85,8 @@ class World:
         self.ledger = Ledger()
         self.memory = SlotMemory()
         self.ever_ready: set[str] = set()
+        self.adapters: tuple[Adapter, ...] = ()
+        self.contents: dict[str, str | ErrorBody] | None = None
         self.log: list[Action] = []
         self.revisions: list[int] = []
         self._made = 0
@@ -108,6 +115,9 @@ class World:
         pod = SimPod(name=f"pod-{self._made}", uid=f"uid-{self._made}", live=serving, ready=ready, ever_ready=ready)
         if self.assignment is not None and self.assignment.stable is not None and serving is None:
             pod.live = CATALOG[self.assignment.stable.version]
+        if self.contents is not None:
+            pod.adapters = SimAdapters(pod_uid=pod.uid, contents=self.contents)
+            pod.adapters.restart(self.assignment, pod.live.digest if pod.live is not None else "")
         self.pods.append(pod)
         return pod
 
@@ -145,6 +155,7 @@ class World:
             spec=None if self.deleted else self.spec,
             status=self.status,
             pods=pods,
+            adapters=self.adapters,
             assignment=self.assignment,
             ledger=self.ledger,
         )
@@ -193,8 +204,28 @@ class World:
                     self.memory.answered(
                         asked, self._answer(asked.key.version, asked.key.from_digest), now=self.now, random=0.5
                     )
+            case SendAdapters():
+                untold = [failed for order in action.orders if (failed := self._tell(order))]
+                self.memory.adapters.tell(action.orders, untold, now=self.now, random=0.5)
+            case AskAdapters():
+                order = action.order
+                found = self._adapters(order.pod).resolve(order.request.sources)
+                self.memory.adapters.looking_up(order)
+                self.memory.adapters.looked_up(order, found, now=self.now, random=0.5)
             case RecordFailure() | Wait():
                 pass
+
+    def _tell(self, order: AdapterOrder) -> UntoldPod | None:
+        try:
+            self._adapters(order.pod).assign(order.request)
+        except ModelswapError as error:
+            return UntoldPod(pod=order.pod, revision=order.request.fence.revision, error=error.body())
+        return None
+
+    def _adapters(self, pod: Pod) -> SimAdapters:
+        found = self._sim(pod.uid).adapters
+        assert found is not None
+        return found
 
     def _note(self, snapshot: Snapshot, attempts: tuple[FailedAttempt, ...]) -> None:
         slow = snapshot.spec is not None and expired(Assessment(snapshot), self.now)
@@ -250,7 +281,7 @@ class World:
             action = self.run_pass()
             if not isinstance(action, Wait):
                 continue
-            if any(p.busy or p.live is None for p in self.pods):
+            if any(p.busy or p.loading or p.live is None for p in self.pods):
                 self.tick()
                 continue
             if action.until is None:

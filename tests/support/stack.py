@@ -14,7 +14,7 @@ import subprocess
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,6 +107,7 @@ class Slot:
         node_port: int = 0,
         env: dict[str, str] | None = None,
         engine: dict[str, Any] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         """Install the engine chart and wait until every pod serves the template's model.
 
@@ -122,6 +123,7 @@ class Slot:
             "drainSeconds": 20,
             "service": {"type": "NodePort" if node_port else "ClusterIP", "nodePort": node_port},
             "podAnnotations": {"builtFor": str(uuid.uuid4())},  # the image's tag is always the same
+            "extraArgs": list(arguments),
             **(engine or embedded_values(env or {})),
         }
         file = self.models.parent / f"{self.name}.values.json"
@@ -152,6 +154,23 @@ class Slot:
         }
         text = self.cluster.kubectl("apply", "-f", "-", "-o", "json", stdin=json.dumps(manifest))
         return int(json.loads(text)["metadata"]["generation"])
+
+    def apply_adapter(self, name: str, *sources: dict[str, str], **spec: Any) -> None:
+        """Apply a LoRAAdapter of the slot, and wait until it is Ready."""
+        spec = {"adapterName": name, "modelRef": {"name": self.name}, "sources": list(sources), **spec}
+        metadata = {"name": name, "namespace": self.namespace}
+        manifest = {
+            "apiVersion": "modelswap.dev/v1alpha1",
+            "kind": "LoRAAdapter",
+            "metadata": metadata,
+            "spec": spec,
+        }
+        self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
+        self._kubectl("wait", f"loraadapter/{name}", "--for=condition=Ready", WAIT)
+
+    def delete_adapter(self, name: str) -> None:
+        """Delete a LoRAAdapter."""
+        self._kubectl("delete", "loraadapter", name, WAIT)
 
     def get(self) -> dict[str, Any]:
         """Return the ModelVersion."""

@@ -178,6 +178,7 @@ class AdapterDesk:
             shelf=self._shelf,
             registered=self._registrations,
             assigned=self._assignments.source_for,
+            names=tuple(self._assignments.adapters),
             source=live.digest if live is not None else "",
             target=target,
             change=change,

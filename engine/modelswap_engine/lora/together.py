@@ -42,6 +42,7 @@ class Together:
     Attributes:
         registered: what is registered now, by name; the desk's own mapping.
         assigned: what is assigned; that comes before what was registered for a base once.
+        names: the names that are assigned.
         source, target: digests of the old and the new base.
         change: what was asked for.
         ahead: what was registered before and after contents for the new base were remembered ahead of its commit.
@@ -51,6 +52,7 @@ class Together:
     shelf: Shelf
     registered: Mapping[str, Registered]
     assigned: Assigned
+    names: tuple[str, ...]
     source: str
     target: str
     change: AdapterChange
@@ -165,8 +167,13 @@ class Together:
     def _wanted(self) -> dict[str, AdapterSource | None]:
         """Return name → content on the new base; None for one that serves now and has none."""
         asked = {source.name for source in self.change.sources}
-        found = {name: self._source(name) for name in sorted(asked | set(self.registered))}
+        found = {name: self._source(name) for name in sorted(asked | set(self.registered) | self._waiting())}
         return {name: source for name, source in found.items() if source is not None or self.registry.has(name)}
+
+    def _waiting(self) -> set[str]:
+        """Names that are assigned a content for just the new base: that comes with it, whatever there was before."""
+        found = {name: self.assigned(name, self.target) for name in self.names}
+        return {name for name, source in found.items() if source is not None and source.base_digest == self.target}
 
     def _source(self, name: str) -> AdapterSource | None:
         mine = {source.base_digest: source for source in self.change.sources if source.name == name}

@@ -1,9 +1,13 @@
-"""LoRAAdapter as typed values, as far as this release reads it."""
+"""LoRAAdapter as typed values (docs/reference/api.md); the schema itself is ``crds/``."""
+
+from typing import Final
 
 import msgspec
 
 from modelswap_operator.api.conditions import Condition
 from modelswap_operator.api.modelversion import Value
+
+ALL_PODS: Final = "All"
 
 
 class ModelRef(Value, frozen=True, kw_only=True):
@@ -12,16 +16,57 @@ class ModelRef(Value, frozen=True, kw_only=True):
     name: str = ""
 
 
-class LoRAAdapterSpec(Value, frozen=True, kw_only=True):
-    """Which adapter, on which slot."""
+class SourceSpec(Value, frozen=True, kw_only=True):
+    """The adapter for one base; ``digest`` is a pin when not empty, without ``base_digest`` it fits any base."""
 
-    adapter_name: str = ""
-    model_ref: ModelRef = ModelRef()
+    uri: str
+    digest: str = ""
+    base_digest: str = ""
+
+
+class Placement(Value, frozen=True, kw_only=True):
+    """On how many pods, or ``All``."""
+
+    pods: int | str = ALL_PODS
+
+
+class LoRAAdapterSpec(Value, frozen=True, kw_only=True):
+    """Which adapter the pods of which slot must serve."""
+
+    adapter_name: str
+    model_ref: ModelRef
+    sources: tuple[SourceSpec, ...] = ()
+    placement: Placement = Placement()
+    pinned: bool = False
+    drain_timeout_seconds: int = 60
     suspend: bool = False
 
 
+class AdapterTarget(Value, frozen=True, kw_only=True):
+    """The source that fits the slot's base."""
+
+    uri: str = ""
+    digest: str = ""
+    base_digest: str = ""
+
+
+class AdapterPodStatus(Value, frozen=True, kw_only=True):
+    """One pod as it was last read."""
+
+    name: str
+    uid: str = ""
+    boot_id: str = msgspec.field(default="", name="bootID")
+    digest: str = ""
+    state: str = ""
+    message: str = ""
+
+
 class LoRAAdapterStatus(Value, frozen=True, kw_only=True):
-    """What was observed."""
+    """What was observed; the counts are None before anything was."""
 
     observed_generation: int = msgspec.field(default=-1)
+    target: AdapterTarget | None = None
+    loaded_pods: int | None = None
+    wanted_pods: int | None = None
+    pods: tuple[AdapterPodStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()

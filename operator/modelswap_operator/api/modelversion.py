@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from modelswap_engine.protocol.adapters import OnIncompatible
 from modelswap_engine.protocol.assignment import EngineRestart, WeightsPolicy
 from modelswap_engine.protocol.policy import (
     Checks,
@@ -112,6 +113,12 @@ class ChecksSpec(Value, frozen=True, kw_only=True):
         )
 
 
+class AdaptersSpec(Value, frozen=True, kw_only=True):
+    """What becomes of LoRA adapters that have nothing for the wanted base."""
+
+    on_incompatible: OnIncompatible = OnIncompatible.BLOCK
+
+
 class RecoverySpec(Value, frozen=True, kw_only=True):
     """What may be done to a pod whose weights can no longer be proved."""
 
@@ -129,6 +136,7 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
     loading: LoadingSpec = LoadingSpec()
     checks: ChecksSpec = ChecksSpec()
     revision_history_limit: int = 10
+    adapters: AdaptersSpec = AdaptersSpec()
     recovery: RecoverySpec = RecoverySpec()
     weights: WeightsPolicy = WeightsPolicy.MANAGED
     suspend: bool = False

@@ -39,12 +39,19 @@ class Reason(StrEnum):
     ROLLED_BACK = "RolledBack"
     HALTED = "Halted"
     INVALID_SPEC = "InvalidSpec"
-    NOT_YET_SUPPORTED = "NotYetSupported"
     STALE_LEADER = "StaleLeader"
 
     ASSIGNMENT_PUBLISHED = "AssignmentPublished"
     SWAP_STARTED = "SwapStarted"
     SWAP_CANCELLED = "SwapCancelled"
+
+    SLOT_NOT_FOUND = "SlotNotFound"
+    NAME_TAKEN = "NameTaken"
+    TOO_MANY_ADAPTERS = "TooManyAdapters"
+    NO_SOURCE_FOR_BASE = "NoSourceForBase"
+    ADAPTERS_UNSUPPORTED = "AdaptersUnsupported"
+    LOADING_ADAPTER = "LoadingAdapter"
+    BLOCKED_BY_ADAPTER = "BlockedByAdapter"
 
     PODS_SERVE = "PodsServe"
     NO_POD_SERVES = "NoPodServes"
@@ -83,11 +90,18 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.ROLLED_BACK: "a pod failed the version, so the stable version is served again",
     Reason.HALTED: "a pod failed the version and rollout.onFailure is Halt, so every pod stays as it is",
     Reason.INVALID_SPEC: "the spec cannot be read",
-    Reason.NOT_YET_SUPPORTED: "this release does not do this yet",
     Reason.STALE_LEADER: "decisions under a higher epoch were seen; without the lease this operator changes nothing",
     Reason.ASSIGNMENT_PUBLISHED: "a decision was written: what each pod of the slot must serve",
     Reason.SWAP_STARTED: "a pod has accepted a swap",
     Reason.SWAP_CANCELLED: "a swap under way is not wanted any more; the pod drops what it staged",
+    Reason.SLOT_NOT_FOUND: "the namespace has no ModelVersion with the name in spec.modelRef: create it, or correct it",
+    Reason.NAME_TAKEN: "an older LoRAAdapter of the slot, or its base model, has this name",
+    Reason.TOO_MANY_ADAPTERS: "the slot's assignment has no room for another adapter",
+    Reason.NO_SOURCE_FOR_BASE: "no entry of the LoRAAdapter's spec.sources fits the base that is served: add one",
+    Reason.ADAPTERS_UNSUPPORTED: "the engine serves no adapters: start it with slots for them (--lora-slots)",
+    Reason.LOADING_ADAPTER: "pods are loading the adapter",
+    Reason.BLOCKED_BY_ADAPTER: "an adapter has nothing for the new base: add it to spec.sources of the LoRAAdapter, "
+    "delete that, or set spec.adapters.onIncompatible: Unload in the ModelVersion",
     Reason.PODS_SERVE: "pods answer requests",
     Reason.NO_POD_SERVES: "no reachable pod answers requests",
     Reason.NO_PODS: "the slot has no pods",

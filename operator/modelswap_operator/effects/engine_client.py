@@ -11,6 +11,8 @@ from typing import Self, TypeVar
 
 import aiohttp
 
+from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolveAdaptersRequest, ResolvedAdapters
+from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.codec import decode, decode_error, encode
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import BadRequest, Unauthenticated, Unavailable, WrongPod
@@ -110,6 +112,15 @@ class EngineClient:
     async def swap(self, pod: Address, request: SwapRequest, *, if_match: str) -> SwapStatus:
         """Start a swap; the answer comes as soon as it is accepted."""
         return await self._call("POST", pod, "/swaps", SwapStatus, body=request, headers={"If-Match": if_match})
+
+    async def assign_adapters(self, pod: Address, request: AssignAdaptersRequest) -> AdapterRegistry:
+        """Tell the pod which adapters are assigned; the answer comes as soon as it is remembered."""
+        return await self._call("PUT", pod, "/adapters", AdapterRegistry, body=request)
+
+    async def resolve_adapters(self, pod: Address, request: ResolveAdaptersRequest) -> ResolvedAdapters:
+        """Ask what sources of adapters hold."""
+        seconds = self._timeouts.plan
+        return await self._call("POST", pod, "/adapters/resolve", ResolvedAdapters, body=request, seconds=seconds)
 
     async def cancel(self, pod: Address, operation_id: str, request: CancelRequest) -> SwapStatus:
         """Abort an operation that has not committed."""

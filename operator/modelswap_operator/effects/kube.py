@@ -117,10 +117,16 @@ class Kube:
         except ApiNotFound:
             return None
 
-    async def list(self, path: str, *, label_selector: str | None = None) -> list[Json]:
+    async def list(
+        self, path: str, *, label_selector: str | None = None, field_selector: str | None = None
+    ) -> list[Json]:
         """Read all objects of a collection, page by page."""
         items: list[Json] = []
-        query: dict[str, Any] = {"limit": PAGE, "label_selector": label_selector}
+        query: dict[str, Any] = {
+            "limit": PAGE,
+            "label_selector": label_selector,
+            "field_selector": field_selector,
+        }
         while True:
             answer = await self.request("get", path, **query)
             items += answer.get("items") or []

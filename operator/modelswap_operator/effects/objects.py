@@ -1,13 +1,15 @@
 """API objects as they come, turned into the values that decisions are made on. Reads leniently, invents nothing."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from modelswap_operator.api.labels import CONTROL_PORT_NAME
+from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
-from modelswap_operator.planning.snapshot import Pod
+from modelswap_operator.planning.snapshot import Adapter, Pod
 
 Json = dict[str, Any]
 
@@ -26,6 +28,32 @@ def status_of(body: Json) -> ModelVersionStatus:
         return msgspec.convert(body.get("status") or {}, ModelVersionStatus, strict=False)
     except msgspec.ValidationError:
         return ModelVersionStatus()
+
+
+def adapter_of(body: Json) -> Adapter:
+    """Return a LoRAAdapter; a status that cannot be read counts as none."""
+    metadata = body.get("metadata") or {}
+    spec, wrong, status = None, "", LoRAAdapterStatus()
+    try:
+        spec = msgspec.convert(body.get("spec") or {}, LoRAAdapterSpec, strict=False)
+    except msgspec.ValidationError as error:
+        wrong = str(error)
+    with suppress(msgspec.ValidationError):
+        status = msgspec.convert(body.get("status") or {}, LoRAAdapterStatus, strict=False)
+    return Adapter(
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        generation=int(metadata.get("generation", 0)),
+        created=str(metadata.get("creationTimestamp", "")),
+        spec=spec,
+        spec_error=wrong,
+        status=status,
+    )
+
+
+def slot_of(body: Json) -> str:
+    """Return the slot that a LoRAAdapter belongs to, "" when it names none."""
+    return str(((body.get("spec") or {}).get("modelRef") or {}).get("name") or "")
 
 
 def spec_writer(body: Json) -> tuple[str, str]:

@@ -5,21 +5,23 @@ back-off is over, unless its pod shows a new sign of life. So a dead pod never h
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import Denied, Fenced, ModelswapError
-from modelswap_operator.api.labels import MODELVERSIONS, REQUESTED_AT, SLOT_LABEL, assignment_name
+from modelswap_operator.api.labels import LORAADAPTERS, MODELVERSIONS, REQUESTED_AT, SLOT_LABEL, assignment_name
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.effects import assignment, objects, paths
 from modelswap_operator.effects.engine_client import Address, EngineClient
-from modelswap_operator.effects.kube import Json, Kube
+from modelswap_operator.effects.kube import ApiError, Json, Kube
 from modelswap_operator.planning.backoff import delay
 from modelswap_operator.planning.errors import text
 from modelswap_operator.planning.snapshot import Memory, Pod, Snapshot, Unreachable
+
+BAD_REQUEST: Final = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,7 @@ class Look:
     snapshot: Snapshot
     resource_version: str
     configmap_version: str
+    adapter_versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -68,10 +71,11 @@ class Observer:
         Raises:
             ApiError: the API server could not be asked.
         """
-        body, pods, configmap = await asyncio.gather(
+        body, pods, configmap, adapters = await asyncio.gather(
             self._kube.get(paths.custom(MODELVERSIONS, namespace, slot)),
             self._kube.list(paths.core("pods", namespace), label_selector=f"{SLOT_LABEL}={slot}"),
             self._kube.get(paths.core("configmaps", namespace, assignment_name(slot))),
+            self._adapters(namespace, slot),
         )
         base = _object(body or {}, namespace=namespace, slot=slot, epoch=epoch)
         if base.asked_again:
@@ -84,12 +88,33 @@ class Observer:
         contacts.keep({p.uid for p in seen})
         asked = () if base.deleted else await asyncio.gather(*(self._ask(pod, contacts) for pod in seen))
         current, ledger = assignment.parse(configmap)
-        snapshot = replace(base, pods=tuple(asked), assignment=current, ledger=ledger, memory=memory)
+        snapshot = replace(
+            base,
+            pods=tuple(asked),
+            adapters=tuple(objects.adapter_of(adapter) for adapter in adapters),
+            assignment=current,
+            ledger=ledger,
+            memory=memory,
+        )
         return Look(
             snapshot=snapshot,
             resource_version=_version(body),
             configmap_version=_version(configmap),
+            adapter_versions={str(adapter["metadata"]["name"]): _version(adapter) for adapter in adapters},
         )
+
+    async def _adapters(self, namespace: str, slot: str) -> list[Json]:
+        """Return the slot's adapters, but those that are being deleted."""
+        path = paths.custom(LORAADAPTERS, namespace)
+        try:
+            found = await self._kube.list(path, field_selector=f"spec.modelRef.name={slot}")
+        except ApiError as error:
+            if error.status != BAD_REQUEST:
+                raise
+            found = await self._kube.list(path)  # before 1.31 only names of objects can be selected by
+        return [
+            body for body in found if objects.slot_of(body) == slot and not body["metadata"].get("deletionTimestamp")
+        ]
 
     async def _ask(self, pod: Pod, contacts: Contacts) -> Pod:
         if pod.terminating or pod.finished:

@@ -4,13 +4,24 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 
+from modelswap_engine.protocol.adapter_calls import ResolvedAdapters
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
 from modelswap_engine.protocol.messages import CancelRequest, Fence, Plan
 from modelswap_operator.effects import assignment
 from modelswap_operator.effects.engine_client import EngineClient
 from modelswap_operator.effects.kube import Kube
 from modelswap_operator.effects.observe import Look, address
-from modelswap_operator.planning.actions import CancelSwaps, FailedAttempt, PlanOrder, StartSwaps, WriteAssignment
+from modelswap_operator.planning.actions import (
+    AdapterOrder,
+    CancelSwaps,
+    FailedAttempt,
+    PlanOrder,
+    ResolveOrder,
+    SendAdapters,
+    StartSwaps,
+    UntoldPod,
+    WriteAssignment,
+)
 
 
 class Performer:
@@ -83,6 +94,26 @@ class Performer:
         """Ask one pod for a plan."""
         try:
             return await self._engines.plan(address(order.pod), order.request)
+        except ModelswapError as error:
+            return error.body()
+
+    async def tell(self, action: SendAdapters) -> tuple[UntoldPod, ...]:
+        """Tell all pods at once which adapters are assigned; return those that could not be told."""
+
+        async def one(order: AdapterOrder) -> UntoldPod | None:
+            try:
+                await self._engines.assign_adapters(address(order.pod), order.request)
+            except ModelswapError as error:
+                return UntoldPod(pod=order.pod, revision=order.request.fence.revision, error=error.body())
+            return None
+
+        answers = await asyncio.gather(*(one(order) for order in action.orders))
+        return tuple(answer for answer in answers if answer is not None)
+
+    async def look_up(self, order: ResolveOrder) -> ResolvedAdapters | ErrorBody:
+        """Ask one pod what sources of adapters hold."""
+        try:
+            return await self._engines.resolve_adapters(address(order.pod), order.request)
         except ModelswapError as error:
             return error.body()
 

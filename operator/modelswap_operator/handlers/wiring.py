@@ -48,9 +48,10 @@ def registry(*, wake: Wake, seen: Callable[[str], None]) -> kopf.OperatorRegistr
         wake(MODELVERSIONS, namespace or "", name or "")
 
     @kopf.on.event(GROUP, VERSION, LORAADAPTERS, registry=handlers, id="loraadapter")
-    async def loraadapter(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def loraadapter(namespace: str | None, spec: kopf.Spec, **_: Any) -> None:
         seen(LORAADAPTERS)
-        wake(LORAADAPTERS, namespace or "", name or "")
+        if slot := (spec.get("modelRef") or {}).get("name"):
+            wake(MODELVERSIONS, namespace or "", slot)
 
     @kopf.on.event("", "v1", "pods", labels={SLOT_LABEL: kopf.PRESENT}, registry=handlers, id="pod")
     async def pod(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolveAdaptersRequest
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
 from modelswap_operator.api.modelversion import Failure
-from modelswap_operator.planning.snapshot import Ledger, PlanKey, Pod
+from modelswap_operator.planning.snapshot import Ledger, PlanKey, Pod, ResolveKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,4 +101,45 @@ class StartSwaps:
     orders: tuple[SwapOrder, ...] = field(default=())
 
 
-Action = Wait | RecordFailure | NoteAttempts | AskPlans | WriteAssignment | CancelSwaps | StartSwaps
+@dataclass(frozen=True, kw_only=True)
+class ResolveOrder:
+    """Ask one pod what sources of adapters hold."""
+
+    pod: Pod
+    keys: tuple[ResolveKey, ...]
+    request: ResolveAdaptersRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskAdapters:
+    """Look sources of adapters up; nothing changes in the pod."""
+
+    order: ResolveOrder
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOrder:
+    """Tell one pod which adapters are assigned."""
+
+    pod: Pod
+    request: AssignAdaptersRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendAdapters:
+    """Tell pods of an assignment of adapters that they do not follow yet."""
+
+    orders: tuple[AdapterOrder, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntoldPod:
+    """A pod that could not be told of the adapters."""
+
+    pod: Pod
+    revision: int
+    error: ErrorBody
+
+
+AdapterAction = AskAdapters | SendAdapters
+Action = Wait | RecordFailure | NoteAttempts | AskPlans | WriteAssignment | CancelSwaps | StartSwaps | AdapterAction

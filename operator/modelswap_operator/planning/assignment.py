@@ -15,7 +15,7 @@ from modelswap_engine.protocol.assignment import (
     WeightsPolicy,
 )
 from modelswap_engine.protocol.updates import RECEIVED
-from modelswap_operator.planning import canary
+from modelswap_operator.planning import adapters, canary
 from modelswap_operator.planning.actions import WriteAssignment
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable
@@ -80,6 +80,8 @@ def _versions(a: Assessment, now: datetime) -> WriteAssignment | None:
         if decided and _settled(a, a.target):
             return None
         return _stable(a, a.target, why=f"{a.target.version} is the stable version")
+    if adapters.blocker(adapters.Adapters(a)) is not None:
+        return _withdraw_outdated(a)
     return _candidate(a, a.target, decided=decided)
 
 
@@ -212,18 +214,26 @@ def _write(
     previous: AssignmentTarget | None = None,
     released: bool = False,
 ) -> WriteAssignment:
-    owner = snapshot.assignment.owner_uid if released and snapshot.assignment is not None else snapshot.uid
-    adapters = snapshot.assignment.adapters if snapshot.assignment is not None else []
+    current = snapshot.assignment
+    owner = current.owner_uid if released and current is not None else snapshot.uid
     assignment = Assignment(
         owner_uid=owner,
         epoch=snapshot.epoch,
         revision=next_revision(snapshot),
         stable=stable,
         candidate=candidate,
-        adapters=adapters,
+        adapters=current.adapters if current is not None else [],
+        adapters_revision=_adapters_revision(current, owner),
         released=released,
         weights=snapshot.spec.weights if snapshot.spec is not None else WeightsPolicy.MANAGED,
         engine_restart=snapshot.spec.recovery.engine_restart if snapshot.spec is not None else None,
     )
     ledger = Ledger(generation=snapshot.generation, previous=previous)
     return WriteAssignment(assignment=assignment, ledger=ledger, why=why)
+
+
+def _adapters_revision(current: Assignment | None, owner: str) -> int:
+    """Return the count of the adapters' decisions; that they are another owner's now is one, too."""
+    if current is None or not current.adapters_revision:
+        return 0
+    return current.adapters_revision + (current.owner_uid != owner)

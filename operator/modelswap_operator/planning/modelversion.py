@@ -7,9 +7,10 @@ what the snapshot carries, so a crash between any two passes costs a repeated qu
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from modelswap_engine.protocol.adapters import AdapterChange, OnIncompatible
 from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
 from modelswap_engine.protocol.policy import Checks
-from modelswap_operator.planning import assignment, canary, failures
+from modelswap_operator.planning import adapter_steps, assignment, canary, failures
 from modelswap_operator.planning.actions import (
     Action,
     AskPlans,
@@ -18,15 +19,19 @@ from modelswap_operator.planning.actions import (
     NoteAttempts,
     PlanOrder,
     RecordFailure,
+    SendAdapters,
     StartSwaps,
     SwapOrder,
     Wait,
 )
+from modelswap_operator.planning.adapters import Adapters
 from modelswap_operator.planning.assess import Assessment, followed, highest_epoch, proved, running
 from modelswap_operator.planning.operations import operation_id
 from modelswap_operator.planning.progress import deadline
 from modelswap_operator.planning.rollout import choose, unavailable
 from modelswap_operator.planning.snapshot import PlanKey, Pod, Snapshot, Unreachable
+
+Rule = Callable[[Assessment, datetime], Action | None]
 
 POLL_SECONDS = 0.5
 """How often pods with an operation in flight are read."""
@@ -47,8 +52,11 @@ def plan(snapshot: Snapshot, now: datetime) -> Action:
     if snapshot.spec is None:
         return Wait(on="the spec cannot be read")
     a = Assessment(snapshot)
-    rules: tuple[Callable[[Assessment, datetime], Action | None], ...] = (
-        (_note, _record_plan_failure, _ask) if a.spec.suspend else (_record, _note, _cancel, _assign, _ask, _start)
+    adapters = Adapters(a)
+    rules: tuple[Rule, ...] = (
+        (_note, _record_plan_failure, _ask)
+        if a.spec.suspend
+        else (_record, _note, _cancel, _assign, *_of_adapters(adapters), _start)
     )
     return next((action for rule in rules if (action := rule(a, now))), None) or _wait(a, now)
 
@@ -58,8 +66,8 @@ def rest(action: Action, now: datetime) -> float | None:
     match action:
         case Wait():
             return (action.until - now).total_seconds() if action.until is not None else None
-        case CancelSwaps():
-            return POLL_SECONDS  # a pod takes a moment to stop, and says the same until then
+        case CancelSwaps() | SendAdapters():
+            return POLL_SECONDS  # a pod takes a moment to do it, and says the same until then
         case _:
             return 0.0
 
@@ -111,6 +119,16 @@ def _assign(a: Assessment, now: datetime) -> Action | None:
     return assignment.decide(a, now)
 
 
+def _of_adapters(adapters: Adapters) -> tuple[Rule, ...]:
+    """What is done for the adapters, with one look at all of them, before any pod starts a swap."""
+    return (
+        lambda a, now: adapter_steps.decide(adapters),
+        adapter_steps.send,
+        _ask,
+        lambda a, now: adapter_steps.ask(adapters, now),
+    )
+
+
 def _ask(a: Assessment, now: datetime) -> Action | None:
     """Resolve the source through one pod; while suspended, plan from every version that is live somewhere."""
     if a.failure is not None or (a.target is not None and not a.spec.suspend):
@@ -140,7 +158,13 @@ def _plan_order(a: Assessment, pod: Pod, from_digest: str) -> PlanOrder:
     return PlanOrder(
         pod=pod,
         key=PlanKey(a.spec.version, source.uri, source.digest, from_digest),
-        request=PlanRequest(target=ref, traffic=a.spec.traffic.to_wire(), loading=a.spec.loading.to_wire()),
+        request=PlanRequest(
+            target=ref,
+            traffic=a.spec.traffic.to_wire(),
+            loading=a.spec.loading.to_wire(),
+            # Whether adapters block the version is decided on what is assigned when its turn comes.
+            adapters=AdapterChange(on_incompatible=OnIncompatible.UNLOAD),
+        ),
     )
 
 
@@ -177,14 +201,17 @@ def _swap_order(a: Assessment, pod: Pod) -> SwapOrder:
     fence = Fence(pod_uid=pod.uid, owner_uid=a.snapshot.uid, epoch=a.snapshot.epoch, revision=current.revision)
     idle = a.snapshot.memory.idle
     peers = sum(not unavailable(p, idle) and p.uid != pod.uid for p in a.present)
+    forward = desired.digest == a.target_digest
     request = SwapRequest(
         operation_id=operation_id(owner_uid=a.snapshot.uid, revision=current.revision, pod_uid=pod.uid, state=state),
         fence=fence,
         target=VersionRef(version=desired.version, uri=desired.uri, digest=desired.digest),
         traffic=a.spec.traffic.to_wire(peers_ready=peers),
         loading=a.spec.loading.to_wire(),
-        # On the way back nothing is tried: the version was good, and what it would be compared with is not.
-        checks=a.spec.checks.to_wire() if desired.digest == a.target_digest else Checks(),
+        # On the way back nothing is tried: the version was good, and what it would be compared with is not. Nor does
+        # an adapter stand in the way.
+        adapters=AdapterChange(on_incompatible=a.spec.adapters.on_incompatible if forward else OnIncompatible.UNLOAD),
+        checks=a.spec.checks.to_wire() if forward else Checks(),
     )
     return SwapOrder(pod=pod, request=request, if_match=f'"{state.boot_id}.{state.seq}"')
 
@@ -202,6 +229,7 @@ def _wait(a: Assessment, now: datetime) -> Wait:
     if shown is not None:
         poll = now + timedelta(seconds=canary.POLL_SECONDS)
         times.append(min(poll, shown.ends) if shown.ends is not None and shown.ends > now else poll)
+    times += adapter_steps.times(a, now)
     ends = deadline(a)
     if ends is not None and ends > now:
         times.append(ends)

@@ -15,6 +15,7 @@ from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import Plan
+from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
 
 
@@ -66,6 +67,53 @@ class Ledger(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_def
 
     generation: int = 0
     previous: AssignmentTarget | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """One LoRAAdapter of the slot. ``spec`` is None when it cannot be read (``spec_error``)."""
+
+    name: str
+    uid: str = ""
+    generation: int = 0
+    created: str = ""
+    spec: LoRAAdapterSpec | None = None
+    spec_error: str = ""
+    status: LoRAAdapterStatus = field(default_factory=LoRAAdapterStatus)
+
+
+class ResolveKey(NamedTuple):
+    """A source of an adapter that is to be looked up."""
+
+    name: str
+    uri: str
+    base_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """What ``pod`` found at a source: pending while both ``digest`` and ``error`` are missing."""
+
+    pod: str
+    digest: str = ""
+    error: ErrorBody | None = None
+    attempts: int = 0
+    retry_at: datetime | None = None
+
+    @property
+    def pending(self) -> bool:
+        """True while the pod is working on it."""
+        return not self.digest and self.error is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untold:
+    """The last failed attempt to tell a pod of the adapters at ``revision``."""
+
+    revision: int
+    attempts: int
+    retry_at: datetime
+    error: ErrorBody
 
 
 class PlanKey(NamedTuple):
@@ -131,6 +179,8 @@ class Memory:
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     progress: Progress | None = None
     idle: frozenset[str] = frozenset()
+    resolved: Mapping[ResolveKey, Resolution] = field(default_factory=dict)
+    untold: Mapping[str, Untold] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +200,7 @@ class Snapshot:
     requested_at: str = ""
     status: ModelVersionStatus = field(default_factory=ModelVersionStatus)
     pods: tuple[Pod, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     assignment: Assignment | None = None
     ledger: Ledger = field(default_factory=Ledger)
     memory: Memory = field(default_factory=Memory)

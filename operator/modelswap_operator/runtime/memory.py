@@ -16,13 +16,18 @@ from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, d
 from modelswap_operator.planning.errors import is_moved, passing
 from modelswap_operator.planning.progress import advance
 from modelswap_operator.planning.snapshot import Attempt, Memory, PlanKey, PlanResult, Progress, Snapshot
+from modelswap_operator.runtime.adapter_memory import AdapterMemory
 
 MOVED_AT_ONCE = 3
 """How often a pod whose state moved meanwhile is tried again without waiting."""
 
 
 class SlotMemory:
-    """Plans asked for, attempts that failed, when the slot last came further, and which pods are known to be idle."""
+    """Plans asked for, attempts that failed, when the slot last came further, and which pods are known to be idle.
+
+    Attributes:
+        adapters: the same for the slot's adapters.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[PlanKey, PlanResult] = {}
@@ -30,6 +35,7 @@ class SlotMemory:
         self._progress: Progress | None = None
         self._generation = 0
         self._idle: set[str] = set()
+        self.adapters = AdapterMemory()
 
     def view(self) -> Memory:
         """Return it as the planner may see it."""
@@ -38,6 +44,8 @@ class SlotMemory:
             attempts=MappingProxyType(dict(self._attempts)),
             progress=self._progress,
             idle=frozenset(self._idle),
+            resolved=self.adapters.resolved,
+            untold=self.adapters.untold,
         )
 
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
@@ -58,6 +66,7 @@ class SlotMemory:
         read = {p.uid for p in snapshot.pods if p.state is not None}
         self._idle &= present - read
         self._idle |= {p.uid for p in snapshot.pods if p.uid in read and running(p) is None}
+        self.adapters.take_in(snapshot)
         self._progress = advance(snapshot, now)
 
     def _wait_no_longer(self, now: datetime) -> None:

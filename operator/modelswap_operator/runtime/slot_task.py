@@ -1,6 +1,7 @@
 """One pass over a slot: look, decide, do it, say how it stands (docs/architecture.md, Pieces)."""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime
 
@@ -11,12 +12,15 @@ from modelswap_operator.api.reasons import Reason
 from modelswap_operator.effects.observe import Contacts, Look
 from modelswap_operator.planning.actions import (
     Action,
+    AskAdapters,
     AskPlans,
     CancelSwaps,
     FailedAttempt,
     NoteAttempts,
     PlanOrder,
     RecordFailure,
+    ResolveOrder,
+    SendAdapters,
     StartSwaps,
     Wait,
     WriteAssignment,
@@ -25,6 +29,7 @@ from modelswap_operator.planning.assess import Assessment, highest_epoch
 from modelswap_operator.planning.modelversion import plan, rest
 from modelswap_operator.planning.progress import expired
 from modelswap_operator.planning.snapshot import Snapshot
+from modelswap_operator.runtime.adapter_reports import AdapterReports
 from modelswap_operator.runtime.memory import SlotMemory
 from modelswap_operator.runtime.task import Again, ObjectTask
 from modelswap_operator.runtime.tools import Tools
@@ -44,6 +49,7 @@ class SlotTask(ObjectTask):
     def __init__(self, tools: Tools, *, namespace: str, name: str) -> None:
         super().__init__(tools, namespace=namespace, name=name)
         self._memory = SlotMemory()
+        self._adapters = AdapterReports(tools, namespace=namespace)
         self._contacts = Contacts()
         self._asking: set[asyncio.Task[None]] = set()
         self._log = _log.bind(kind=self.kind, namespace=namespace, name=name)
@@ -65,9 +71,14 @@ class SlotTask(ObjectTask):
             return await self._outdone(look.snapshot)
         action = plan(look.snapshot, now)
         await self._perform(look, action, now)
+        self.standings = Counter()
+        if not look.snapshot.deleted:
+            await self._report(look, action, now)
+        self.standings += await self._adapters.report(look, now)
         if look.snapshot.deleted:
-            return Again(finished=isinstance(action, Wait), seconds=0.0)
-        await self._report(look, action, now)
+            # Adapters without a slot are looked at again, so that they are counted.
+            idle = isinstance(action, Wait)
+            return Again(finished=idle and not look.snapshot.adapters, seconds=None if idle else 0.0)
         return Again(seconds=rest(action, now))
 
     async def _outdone(self, snapshot: Snapshot) -> Again:
@@ -110,6 +121,15 @@ class SlotTask(ObjectTask):
             case AskPlans():
                 for order in action.orders:
                     self._ask(order)
+            case SendAdapters():
+                untold = await tools.performer.tell(action)
+                self._memory.adapters.tell(action.orders, untold, now=now, random=tools.random())
+                for pod in untold:
+                    self._log.warning(
+                        "adapters not told", pod=pod.pod.name, code=pod.error.code, error=pod.error.message
+                    )
+            case AskAdapters():
+                self._look_up(action.order)
             case RecordFailure() | Wait():
                 pass
         await self._tell(look.snapshot, events.of_action(action))
@@ -133,6 +153,18 @@ class SlotTask(ObjectTask):
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
+    def _look_up(self, order: ResolveOrder) -> None:
+        """Ask in the background: a pod reads whole adapters to answer."""
+        self._memory.adapters.looking_up(order)
+        task = asyncio.create_task(self._looked_up(order), name=f"adapters {self.namespace}/{self.name}")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _looked_up(self, order: ResolveOrder) -> None:
+        answer = await self._tools.performer.look_up(order)
+        self._memory.adapters.looked_up(order, answer, now=self._tools.now(), random=self._tools.random())
+        self.wake()
+
     async def _answer(self, order: PlanOrder) -> None:
         answer = await self._tools.performer.ask(order)
         if self._memory.answered(order, answer, now=self._tools.now(), random=self._tools.random()):
@@ -142,7 +174,7 @@ class SlotTask(ObjectTask):
         """Write the status if it says anything new, and the Events that this is worth."""
         before = look.snapshot.status
         after = summarize(look.snapshot, action, now)
-        self.standing = standing(after.conditions)
+        self.standings[self.kind, standing(after.conditions)] += 1
         if after == before:
             return
         if await self.show(after, resource_version=look.resource_version):

@@ -1,4 +1,4 @@
-"""The map of tasks: one for each object that exists, and for each assignment whose object is gone.
+"""The map of tasks: one for each slot that has an object, an adapter, or an assignment that outlived its object.
 
 Watches only make things fast. Every ``resync`` the kinds and the assignments are listed again, so that an event lost
 in an outage costs time and nothing else.
@@ -11,10 +11,10 @@ from typing import Final
 
 import structlog
 
-from modelswap_operator.api.labels import MODELVERSIONS, SLOT_LABEL
+from modelswap_operator.api.labels import LORAADAPTERS, MODELVERSIONS, SLOT_LABEL
 from modelswap_operator.effects import assignment, paths
 from modelswap_operator.effects.kube import ApiError
-from modelswap_operator.runtime.adapter_task import AdapterTask
+from modelswap_operator.effects.objects import slot_of
 from modelswap_operator.runtime.health import Pulse
 from modelswap_operator.runtime.slot_task import SlotTask
 from modelswap_operator.runtime.task import ObjectTask
@@ -22,7 +22,7 @@ from modelswap_operator.runtime.tools import Tools
 
 Key = tuple[str, str, str]
 BEAT_SECONDS = 2.0
-_KINDS: Final[dict[str, type[ObjectTask]]] = {kind.plural: kind for kind in (SlotTask, AdapterTask)}
+_KINDS: Final[dict[str, type[ObjectTask]]] = {SlotTask.plural: SlotTask}
 
 _log = structlog.get_logger(__name__)
 
@@ -88,13 +88,16 @@ class Supervisor:
             _log.warning("listing failed, trying again", error=str(error))
 
     async def _existing(self, namespace: str | None) -> list[Key]:
-        """Return the objects of a namespace, and the slots whose assignment is left behind by a deleted object."""
+        """Return the objects of a namespace, and slots that only an adapter or a left assignment speaks of."""
         kube = self._tools.kube
         found: set[Key] = set()
         for plural in _KINDS:
             for item in await kube.list(paths.custom(plural, namespace)):
                 found.add((plural, item["metadata"]["namespace"], item["metadata"]["name"]))
             self._beat = self._tools.clock()
+        for item in await kube.list(paths.custom(LORAADAPTERS, namespace)):
+            if slot := slot_of(item):
+                found.add((MODELVERSIONS, item["metadata"]["namespace"], slot))
         for item in await kube.list(paths.core("configmaps", namespace), label_selector=SLOT_LABEL):
             current, _ = assignment.parse(item)
             if current is not None and not current.released:
@@ -105,4 +108,4 @@ class Supervisor:
     def _sweep(self) -> None:
         for key in [key for key, (_, task) in self._tasks.items() if task.done()]:
             del self._tasks[key]
-        self._tools.metrics.standing(Counter((item.kind, item.standing) for item, _ in self._tasks.values()))
+        self._tools.metrics.standing(sum((item.standings for item, _ in self._tasks.values()), Counter()))

@@ -6,6 +6,7 @@ tried again later.
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ class ObjectTask(ABC):
     """One sequential reconciler.
 
     Attributes:
-        standing: what the object was at the last look, in one word for the metrics.
+        standings: what the objects that it speaks for were at the last look: by kind, in one word for the metrics.
     """
 
     kind: ClassVar[str]
@@ -45,7 +46,7 @@ class ObjectTask(ABC):
         self.namespace = namespace
         self.name = name
         self.pass_began: float | None = None
-        self.standing = "Unknown"
+        self.standings: Counter[tuple[str, str]] = Counter()
         self._tools = tools
         self._woken = asyncio.Event()
         self._failures = 0

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 from modelswap_operator.api.conditions import Condition, find
+from modelswap_operator.api.loraadapter import LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionStatus
 from modelswap_operator.api.reasons import ConditionType, Reason
 from modelswap_operator.planning.actions import Action, CancelSwaps, StartSwaps, WriteAssignment
+
+Status = ModelVersionStatus | LoRAAdapterStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +56,26 @@ def of_status(before: ModelVersionStatus, after: ModelVersionStatus) -> tuple[No
         for f in after.failures
         if f not in before.failures
     ]
+    ready = of_ready(before, after)
+    return (*notes, *(note for note in ready if not any(n.reason == note.reason for n in notes)))
+
+
+def of_ready(before: Status, after: Status) -> tuple[Note, ...]:
+    """Return what is worth telling about a change of Ready, of either kind."""
     old, new = (find(s.conditions, ConditionType.READY) for s in (before, after))
-    if new is not None and _moved(old, new) and not any(n.reason == new.reason for n in notes):
-        if new.status == "True":
-            notes.append(Note(reason=new.reason, action="Reconcile", text=new.message))
-        elif new.status == "False" or _troubled(after):
-            notes.append(Note(reason=new.reason, action="Reconcile", text=new.message, warning=True))
-    return tuple(notes)
+    if new is None or not _moved(old, new):
+        return ()
+    if new.status == "True":
+        return (Note(reason=new.reason, action="Reconcile", text=new.message),)
+    if new.status == "False" or _troubled(after):
+        return (Note(reason=new.reason, action="Reconcile", text=new.message, warning=True),)
+    return ()
 
 
 def _moved(old: Condition | None, new: Condition) -> bool:
     return old is None or (old.status, old.reason) != (new.status, new.reason)
 
 
-def _troubled(status: ModelVersionStatus) -> bool:
+def _troubled(status: Status) -> bool:
     reconciling = find(status.conditions, ConditionType.RECONCILING)
     return reconciling is not None and reconciling.reason == Reason.PROGRESSING_WITH_RETRY

@@ -6,6 +6,7 @@ from datetime import datetime
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.planning import canary
+from modelswap_operator.planning.adapters import Adapters, blocker
 from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.assignment import decide
 from modelswap_operator.planning.errors import is_content, text
@@ -53,6 +54,9 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
         return Outcome(ready=True, reason=reason, message=TEXTS[reason], decided=True, state=reason)
     if a.spec.suspend:
         return _suspended(a)
+    blocked = _blocked(a)
+    if blocked is not None:
+        return blocked
     ends = deadline(a)
     if ends is not None and now >= ends:
         return _overdue(a, now)
@@ -129,6 +133,22 @@ def _suspended(a: Assessment) -> Outcome:
         decided=not busy,
         state=Reason.SUSPENDED,
     )
+
+
+def _blocked(a: Assessment) -> Outcome | None:
+    """No pod has been named for the version, because an adapter has nothing for its base."""
+    candidate = a.snapshot.assignment.candidate if a.snapshot.assignment is not None else None
+    named = candidate is not None and candidate.digest == a.target_digest
+    found = None if named or a.target_digest in ("", a.stable_digest) else blocker(Adapters(a))
+    if found is None:
+        return None
+    reason = Reason.BLOCKED_BY_ADAPTER
+    who = f"LoRAAdapter {found.wish.adapter.name} has nothing for base {a.target_digest} ({a.spec.version})"
+    if found.waiting:
+        message = f"{_figure(a)}; {who} yet: its source is being looked up"
+        return Outcome(ready=None, reason=Reason.PROGRESSING, message=message, reconciling=Reason.RESOLVING)
+    message = f"{_figure(a)}; {who}; {TEXTS[reason]}"
+    return Outcome(ready=False, reason=reason, message=message, stalled=True, decided=True, state="Blocked")
 
 
 def _overdue(a: Assessment, now: datetime) -> Outcome:

@@ -142,6 +142,19 @@ async def test_assigned_contents_change_with_the_base_in_both_directions(world: 
     await world.settled()
 
 
+async def test_an_assigned_content_that_only_the_new_base_has_comes_with_it(world: AdapterWorld) -> None:
+    uri = world.opener.put("file:///adapters/a-new", "a-new")
+    fence = Fence(pod_uid=POD, owner_uid=OWNER, epoch=1, revision=1)
+    items = [AssignedAdapter(name="a", sources=[AssignedSource(uri=uri, base_digest=world.next.digest)])]
+    await world.clock.run(world.desk.assign(AssignAdaptersRequest(fence=fence, adapters=items)))
+    await world.clock.settle()
+    assert world.serving() == {}
+    status = await world.change(world.next)
+    assert status.plan is not None
+    assert (status.plan.adapters, set(world.serving())) == ([f"a: {uri}"], {"a"})
+    await world.settled()
+
+
 async def test_an_adapter_of_another_base_blocks_and_nothing_is_touched(world: AdapterWorld) -> None:
     old = await world.load(world.source("a", "a-old", world.template))
     calls = list(world.host.calls)

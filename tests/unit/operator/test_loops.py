@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from modelswap_operator.api.labels import LORAADAPTERS
+from modelswap_operator.api.labels import MODELVERSIONS
 from modelswap_operator.effects.kube import ApiConflict, ApiError, ApiUnavailable
 from modelswap_operator.handlers import wiring
 from modelswap_operator.runtime import supervisor as supervisors
@@ -34,7 +35,7 @@ class ApiOfNothing:
         self.away = 0
         self.lists = 0
 
-    async def list(self, path: str, *, label_selector: str | None = None) -> list[dict[str, Any]]:
+    async def list(self, path: str, **_: Any) -> list[dict[str, Any]]:
         self.lists += 1
         await self.answers.wait()
         if self.away:
@@ -42,8 +43,10 @@ class ApiOfNothing:
             raise AWAY
         return []
 
-    async def get(self, path: str) -> None:
+    async def look(self, **_: Any) -> None:
+        """A look at a slot, which asks it too."""
         await self.answers.wait()
+        raise AWAY
 
 
 class Clock:
@@ -63,7 +66,8 @@ class World:
         unused: Any = None
         api: Any = self.api
         self.tools = Tools(
-            kube=api, observer=unused, performer=unused, events=unused, metrics=self.metrics, fencing=unused,
+            kube=api, observer=api, performer=unused, events=unused, metrics=self.metrics,
+            fencing=SimpleNamespace(epoch=1),
             resync=0.01, now=lambda: datetime.now(UTC), clock=self.clock, random=lambda: 0.0,
         )  # fmt: skip
 
@@ -124,7 +128,7 @@ async def test_a_pass_that_hangs_is_told_however_well_the_loop_turns(world: Worl
     async with running(world) as supervisor:
         await until(lambda: ready(supervisor.pulse())[0] == 200)
         world.api.answers.clear()
-        supervisor.wake(LORAADAPTERS, "here", "adapter")
+        supervisor.wake(MODELVERSIONS, "here", "slot")
         await until(lambda: supervisor.pulse().oldest_pass > 0)
         world.clock.seconds += STUCK_SECONDS + 1
         status, text = alive(replace(supervisor.pulse(), beat_age=0.0))

@@ -5,10 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from modelswap_operator.api.conditions import Condition
-from modelswap_operator.api.loraadapter import LoRAAdapterStatus
 from modelswap_operator.api.modelversion import Failure, ModelVersionStatus
 from modelswap_operator.api.reasons import ConditionType
-from modelswap_operator.status.adapters import not_yet
 from modelswap_operator.status.conditions import MESSAGE_LIMIT, Verdict, conditions, standing
 from modelswap_operator.status.events import of_status
 
@@ -64,16 +62,6 @@ def test_a_failure_is_told_once_with_its_own_words() -> None:
     notes = of_status(status(ready(None)), failed)
     assert [(n.reason, n.warning, n.text) for n in notes] == [("DigestMismatch", True, "other content")]
     assert of_status(failed, failed) == ()
-
-
-def test_an_adapter_never_promises_progress() -> None:
-    found = not_yet(LoRAAdapterStatus(), generation=3, now=NOW)
-    assert found.observed_generation == 3
-    assert {c.type: (c.status, c.reason) for c in found.conditions} == {
-        "Ready": ("False", "NotYetSupported"),
-        "Stalled": ("True", "NotYetSupported"),
-    }
-    assert not_yet(found, generation=3, now=LATER) == found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""What the assignment must say about the LoRA adapters of a slot. Pure.
+
+Every source is pinned by its digest before any pod is told to load it: a mutable one is looked up by one pod first, so
+that all pods get the same content, and a bad one reaches none. While something about an adapter cannot be decided, what
+is assigned under its name stays as it is.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import msgspec
+
+from modelswap_engine.protocol.adapters import OnIncompatible
+from modelswap_engine.protocol.assignment import AssignedAdapter, AssignedSource
+from modelswap_operator.api.loraadapter import ALL_PODS, LoRAAdapterSpec, SourceSpec
+from modelswap_operator.api.reasons import Reason
+from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.snapshot import Adapter, Resolution, ResolveKey
+
+MOST_ADAPTERS: Final = 256
+MOST_BYTES: Final = 700 * 1024
+"""What the adapters may take of the ConfigMap, which holds 1 MiB together with everything else in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is wanted of one object.
+
+    Attributes:
+        item: its entry in the assignment; None while there can be none.
+        reason: why its spec cannot be followed, as it is; ``message`` says it in words.
+        unresolved: its sources whose content nobody has looked up yet.
+    """
+
+    adapter: Adapter
+    item: AssignedAdapter | None = None
+    reason: Reason | None = None
+    message: str = ""
+    unresolved: tuple[SourceSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """All adapters of one slot, decided together; the older object comes first where two want the same."""
+
+    a: Assessment
+
+    @cached_property
+    def current(self) -> Mapping[str, AssignedAdapter]:
+        """What is assigned now, by name."""
+        assignment = self.a.snapshot.assignment
+        return {item.name: item for item in assignment.adapters} if assignment is not None else {}
+
+    @cached_property
+    def wishes(self) -> tuple[Wish, ...]:
+        """What is wanted of each object, the oldest first."""
+        return tuple(self._wishes())
+
+    @cached_property
+    def wanted(self) -> list[AssignedAdapter]:
+        """What is to be assigned, the oldest object's first: it has the room where there is not enough for all."""
+        found = [wish.item for wish in self.wishes if wish.item is not None]
+        if any(wish.adapter.spec is None for wish in self.wishes):
+            named = {item.name for item in found}  # one of them may be what cannot be read
+            found += [item for item in self.current.values() if item.name not in named]
+        return found
+
+    def _wishes(self) -> Iterator[Wish]:
+        names = {self.a.spec.served_model_name: f"ModelVersion {self.a.snapshot.slot}"}
+        load: Counter[str] = Counter()
+        room, places = MOST_BYTES, MOST_ADAPTERS
+        for adapter in sorted(self.a.snapshot.adapters, key=lambda item: (item.created, item.name)):
+            wish = self._wish(adapter, names, load)
+            size = len(msgspec.json.encode(wish.item)) if wish.item is not None else 0
+            if wish.item is not None and (size > room or not places):
+                wish = Wish(adapter=adapter, reason=Reason.TOO_MANY_ADAPTERS, message=_full(room, places))
+            if wish.item is not None:
+                room, places = room - size, places - 1
+                load.update(wish.item.pod_uids or ())
+            yield wish
+
+    def _wish(self, adapter: Adapter, names: dict[str, str], load: Counter[str]) -> Wish:
+        spec = adapter.spec
+        if spec is None:
+            return Wish(adapter=adapter, reason=Reason.INVALID_SPEC, message=adapter.spec_error)
+        holder = names.setdefault(spec.adapter_name, f"LoRAAdapter {adapter.name}")
+        entry = self.current.get(spec.adapter_name)
+        if holder != f"LoRAAdapter {adapter.name}":
+            return Wish(adapter=adapter, reason=Reason.NAME_TAKEN, message=_taken(spec, holder))
+        if spec.suspend:
+            return Wish(adapter=adapter, item=entry, reason=Reason.SUSPENDED)
+        sources, unresolved = self._sources(spec, entry)
+        if not sources:
+            return Wish(adapter=adapter, item=entry, unresolved=unresolved)
+        item = AssignedAdapter(
+            name=spec.adapter_name,
+            sources=sources,
+            pinned=spec.pinned,
+            drain_timeout_seconds=spec.drain_timeout_seconds,
+            pod_uids=self._pods(spec, entry, load),
+        )
+        return Wish(adapter=adapter, item=item, unresolved=unresolved)
+
+    def _sources(
+        self, spec: LoRAAdapterSpec, entry: AssignedAdapter | None
+    ) -> tuple[list[AssignedSource], tuple[SourceSpec, ...]]:
+        """Return the sources whose content is known, and those of which it is not: what is assigned stands in there."""
+        found: list[AssignedSource] = []
+        unknown = []
+        before = {source.base_digest: source for source in entry.sources} if entry is not None else {}
+        for source in spec.sources:
+            known, old = self._digest(spec, source, before), before.get(source.base_digest)
+            if known:
+                found.append(AssignedSource(uri=source.uri, digest=known, base_digest=source.base_digest))
+                continue
+            unknown.append(source)
+            if old is not None:
+                found.append(old)
+        return found, tuple(unknown)
+
+    def _digest(self, spec: LoRAAdapterSpec, source: SourceSpec, before: Mapping[str, AssignedSource]) -> str:
+        """Return the pin, else what was looked up once: that stays, whatever becomes of the source."""
+        old = before.get(source.base_digest)
+        if source.digest or (old is not None and old.uri == source.uri):
+            return source.digest or (old.digest if old is not None else "")
+        looked_up = self.resolution(spec, source)
+        return looked_up.digest if looked_up is not None else ""
+
+    def resolution(self, spec: LoRAAdapterSpec, source: SourceSpec) -> Resolution | None:
+        """Return what a pod said about a source."""
+        return self.a.snapshot.memory.resolved.get(resolve_key(spec, source))
+
+    def _pods(self, spec: LoRAAdapterSpec, entry: AssignedAdapter | None, load: Counter[str]) -> list[str] | None:
+        """Return the pods that an adapter goes to: those that have it, then those with the fewest."""
+        if spec.placement.pods == ALL_PODS:
+            return None
+        number = int(spec.placement.pods)
+        there = {pod.uid: pod for pod in self.a.present}
+        named = entry.pod_uids if entry is not None else []
+        kept = [uid for uid in (there if named is None else named) if uid in there][:number]
+        others = sorted(
+            (pod for uid, pod in there.items() if uid not in kept),
+            key=lambda pod: (not pod.ever_ready, load[pod.uid], pod.name),
+        )
+        return kept + [pod.uid for pod in others[: number - len(kept)]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocker:
+    """An adapter that keeps a version from its first pod; ``waiting`` while its source for it is being looked up."""
+
+    wish: Wish
+    waiting: bool
+
+
+def blocker(adapters: Adapters) -> Blocker | None:
+    """Return an adapter that has nothing for the wanted base, where the spec says that this blocks it."""
+    a = adapters.a
+    if a.target is None or a.spec.adapters.on_incompatible is OnIncompatible.UNLOAD:
+        return None
+    for wish in adapters.wishes:
+        spec = wish.adapter.spec
+        if spec is None or wish.item is None or wish.item.source_for(a.target.digest) is not None:
+            continue
+        coming = [s for s in wish.unresolved if s.base_digest in ("", a.target.digest)]
+        results = [adapters.resolution(spec, source) for source in coming]
+        return Blocker(wish=wish, waiting=any(r is None or r.error is None for r in results))
+    return None
+
+
+def resolve_key(spec: LoRAAdapterSpec, source: SourceSpec) -> ResolveKey:
+    """Return what a source is looked up as."""
+    return ResolveKey(spec.adapter_name, source.uri, source.base_digest)
+
+
+def _taken(spec: LoRAAdapterSpec, holder: str) -> str:
+    return f"{spec.adapter_name} is taken by {holder}; give this adapter a name of its own, or delete the other"
+
+
+def _full(room: int, places: int) -> str:
+    what = f"{MOST_ADAPTERS} adapters" if not places else f"{MOST_BYTES // 1024} KiB of adapters, {room} bytes are left"
+    return f"an assignment holds at most {what}; delete an older LoRAAdapter, or move some to another slot"

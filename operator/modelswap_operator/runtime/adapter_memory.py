@@ -1,0 +1,85 @@
+"""What the process remembers about a slot's adapters between passes; losing it costs repeated questions only."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from types import MappingProxyType
+
+from modelswap_engine.protocol.adapter_calls import ResolvedAdapters
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_operator.planning.actions import AdapterOrder, ResolveOrder, UntoldPod
+from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
+from modelswap_operator.planning.errors import is_final
+from modelswap_operator.planning.snapshot import Resolution, ResolveKey, Snapshot, Untold
+
+_EMPTY = ErrorBody(code="EngineFailed", message="the pod said nothing about this source", retryable=True)
+
+
+class AdapterMemory:
+    """Sources that were looked up, and pods that could not be told."""
+
+    def __init__(self) -> None:
+        self._resolved: dict[ResolveKey, Resolution] = {}
+        self._untold: dict[str, Untold] = {}
+
+    @property
+    def resolved(self) -> Mapping[ResolveKey, Resolution]:
+        """What pods said about sources."""
+        return MappingProxyType(dict(self._resolved))
+
+    @property
+    def untold(self) -> Mapping[str, Untold]:
+        """Pods that could not be told, by UID."""
+        return MappingProxyType(dict(self._untold))
+
+    def take_in(self, snapshot: Snapshot) -> None:
+        """Forget sources that nobody names any more, so that one which is named again is looked at again, and pods."""
+        named = {
+            ResolveKey(adapter.spec.adapter_name, source.uri, source.base_digest)
+            for adapter in snapshot.adapters
+            if adapter.spec is not None
+            for source in adapter.spec.sources
+            if not source.digest
+        }
+        self._resolved = {key: found for key, found in self._resolved.items() if key in named}
+        present = {pod.uid for pod in snapshot.pods}
+        self._untold = {uid: found for uid, found in self._untold.items() if uid in present}
+
+    def tell(
+        self, orders: Iterable[AdapterOrder], failed: Iterable[UntoldPod], *, now: datetime, random: float
+    ) -> None:
+        """Remember which pods could not be told; the next try waits longer."""
+        before = dict(self._untold)
+        for order in orders:
+            self._untold.pop(order.pod.uid, None)
+        for pod in failed:
+            known = before.get(pod.pod.uid)
+            attempts = known.attempts + 1 if known is not None and known.revision == pod.revision else 1
+            self._untold[pod.pod.uid] = Untold(
+                revision=pod.revision, attempts=attempts, retry_at=now + delay(attempts, random), error=pod.error
+            )
+
+    def looking_up(self, order: ResolveOrder) -> None:
+        """Remember that a pod is working on it."""
+        for key in order.keys:
+            before = self._resolved.get(key)
+            self._resolved[key] = Resolution(pod=order.pod.name, attempts=before.attempts if before else 0)
+
+    def looked_up(
+        self, order: ResolveOrder, answer: ResolvedAdapters | ErrorBody, *, now: datetime, random: float
+    ) -> None:
+        """Remember the answers; what nobody waits for any more is left out."""
+        rows = answer.adapters if isinstance(answer, ResolvedAdapters) else []
+        said = {ResolveKey(row.name, row.uri, row.base_digest): row for row in rows}
+        for key in order.keys:
+            before = self._resolved.get(key)
+            if before is None or not before.pending:
+                continue
+            row = said.get(key)
+            if row is not None and row.digest:
+                self._resolved[key] = Resolution(pod=order.pod.name, digest=row.digest)
+                continue
+            error = (row.error if row is not None else None) or (answer if isinstance(answer, ErrorBody) else _EMPTY)
+            longest = SLOW_SECONDS if is_final(error) else LONGEST_SECONDS
+            attempts = before.attempts + 1
+            wait = delay(attempts + 8 * is_final(error), random, longest=longest)
+            self._resolved[key] = Resolution(pod=order.pod.name, error=error, attempts=attempts, retry_at=now + wait)

@@ -1,0 +1,488 @@
+"""LoRAAdapters of a slot: what is assigned, what pods are told, what objects say, by the real planner and status."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from modelswap_engine.protocol.adapters import OnIncompatible
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_operator.api.modelversion import AdaptersSpec
+from modelswap_operator.planning.actions import AskAdapters, SendAdapters, StartSwaps, WriteAssignment
+from tests.support.adapter_world import AdapterWorld, source, uri
+from tests.support.sim_pod import CATALOG, digest
+
+READY = {"Ready": ("True", "Succeeded")}
+V10, V11 = CATALOG["1.0"].digest, CATALOG["1.1"].digest
+
+
+def world(**options: object) -> AdapterWorld:
+    made = AdapterWorld(**options)  # type: ignore[arg-type]
+    made.settle()
+    return made
+
+
+def adapter_writes(made: AdapterWorld) -> list[WriteAssignment]:
+    return [w for w in made.actions(WriteAssignment) if w.why.startswith("adapters")]
+
+
+def test_an_adapter_is_looked_up_once_pinned_and_loaded_by_all_pods() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    assert made.loaded() == [{"a": "1"}] * 3
+    assert (made.says("a"), made.message("a")) == (READY, "3/3 pods serve it")
+    status = made.status_of("a")
+    assert (status.loaded_pods, status.wanted_pods, status.observed_generation) == (3, 3, 1)
+    assert status.target is not None
+    assert (status.target.uri, status.target.digest) == (uri("1"), digest("1"))
+    assert {(p.state, p.digest, p.boot_id) for p in status.pods} == {("Loaded", digest("1"), "boot-0")}
+    assert made.assignment is not None
+    assert made.assignment.adapters[0].sources[0].digest == digest("1")
+    assert (len(made.actions(AskAdapters)), len(adapter_writes(made))) == (1, 1)
+
+
+def test_a_settled_slot_is_neither_written_nor_told_again() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    before = (made.writes, made.status_writes, len(made.log))
+    made.settle()
+    assert (made.writes, made.status_writes) == before[:2]
+    assert not [a for a in made.log[before[2] :] if isinstance(a, WriteAssignment | SendAdapters | AskAdapters)]
+
+
+def test_a_pin_needs_no_looking_up_and_other_content_is_refused_by_each_pod() -> None:
+    made = world()
+    made.create("good", source("1", pin=True))
+    made.settle()
+    assert (made.says("good"), made.actions(AskAdapters)) == (READY, [])
+    assert made.contents is not None
+    made.contents[uri("2")] = digest("9")
+    made.change("good", sources=(source("2", pin=True),))
+    made.settle()
+    assert made.loaded() == [{"good": "1"}] * 3
+    assert made.says("good") == {"Ready": ("False", "DigestMismatch"), "Stalled": ("True", "DigestMismatch")}
+    assert "0/3 pods serve it; pod pod-1: DigestMismatch" in made.message("good")
+
+
+def test_a_change_of_adapters_is_no_revision_of_the_version() -> None:
+    made = world()
+    made.bump("1.1")
+    made.settle()
+    assert made.assignment is not None
+    revision, swaps = made.assignment.revision, len(made.actions(StartSwaps))
+    for content in "123":
+        made.create(f"a{content}", source(content))
+        made.settle()
+    assert (made.assignment.revision, made.assignment.adapters_revision) == (revision, 3)
+    assert (len(made.actions(StartSwaps)), made.condition("Ready")) == (swaps, ("True", "Succeeded"))
+
+
+def test_content_that_cannot_be_looked_up_reaches_no_pod_and_the_old_one_stays() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    made.break_content("2")
+    made.change("a", sources=(source("2"),))
+    made.rest()
+    assert made.loaded() == [{"a": "1"}] * 3
+    assert made.says("a") == {"Ready": ("False", "InvalidCheckpoint"), "Stalled": ("True", "InvalidCheckpoint")}
+    assert made.status_of("a").observed_generation == 2
+    made.change("a", sources=(source("3"),))
+    made.settle()
+    assert (made.loaded(), made.says("a")) == ([{"a": "3"}] * 3, READY)
+
+
+def test_one_base_s_bad_content_keeps_no_other_base_s_from_changing() -> None:
+    made = world()
+    made.create("a", source("1", base=V10), source("2", base=V11))
+    made.settle()
+    made.break_content("3")
+    made.change("a", sources=(source("3", base=V10), source("4", base=V11)))
+    made.rest()
+    assert made.assignment is not None
+    assert [found.uri for found in made.assignment.adapters[0].sources] == [uri("1"), uri("4")]
+    assert (made.loaded(), made.says("a")["Stalled"]) == ([{"a": "1"}] * 3, ("True", "InvalidCheckpoint"))
+
+
+def test_a_source_that_cannot_be_read_now_is_tried_again() -> None:
+    made = world()
+    made.break_content("1", "SourceUnreadable", retryable=True)
+    made.create("a")
+    for _ in range(5):
+        made.run_pass()
+    assert made.says("a") == {
+        "Ready": ("False", "SourceUnreadable"),
+        "Reconciling": ("True", "ProgressingWithRetry"),
+    }
+    assert made.contents is not None
+    made.contents[uri("1")] = digest("1")
+    made.settle()
+    assert made.says("a") == READY
+
+
+def test_what_was_looked_up_stays_whatever_becomes_of_the_source() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    assert made.contents is not None
+    made.contents[uri("1")] = digest("9")
+    made.kill_operator()
+    made.settle()
+    assert made.assignment is not None
+    assert made.assignment.adapters[0].sources[0].digest == digest("1")
+
+
+def test_a_removed_adapter_is_taken_from_the_assignment_and_from_the_pods() -> None:
+    made = world()
+    made.create("a")
+    made.create("b", source("2"), drain_timeout_seconds=5)
+    made.settle()
+    made.remove("a")
+    made.settle()
+    assert made.loaded() == [{"b": "2"}] * 3
+    assert made.assignment is not None
+    assert [(i.name, i.drain_timeout_seconds) for i in made.assignment.adapters] == [("b", 5)]
+
+
+def test_the_older_of_two_objects_has_the_name_and_the_other_takes_it_over_when_it_goes() -> None:
+    made = world()
+    made.create("first", alias="support")
+    made.create("second", source("2"), alias="support")
+    made.settle()
+    assert (made.loaded(), made.says("first")) == ([{"support": "1"}] * 3, READY)
+    assert made.says("second") == {"Ready": ("False", "NameTaken"), "Stalled": ("True", "NameTaken")}
+    assert "support is taken by LoRAAdapter first" in made.message("second")
+    made.remove("first")
+    made.settle()
+    assert (made.loaded(), made.says("second")) == ([{"support": "2"}] * 3, READY)
+
+
+def test_the_name_of_the_base_is_taken() -> None:
+    made = world()
+    made.create("a", alias="m")
+    made.settle()
+    assert made.says("a")["Stalled"] == ("True", "NameTaken")
+    assert "ModelVersion slot" in made.message("a")
+    assert made.loaded() == [{}] * 3
+
+
+def test_a_number_of_pods_is_kept_while_pods_come_and_go() -> None:
+    made = world(pods=4)
+    made.create("a", pods=2)
+    made.create("b", source("2"), pods=2)
+    made.settle()
+    where = [sorted(pod) for pod in made.loaded()]
+    assert sorted(map(tuple, where)) == [("a",), ("a",), ("b",), ("b",)]  # spread, not heaped
+    made.add_pod()
+    made.settle()
+    assert [sorted(pod) for pod in made.loaded()] == [*where, []]
+    gone = next(p for p in made.pods if p.adapters is not None and "a" in p.adapters.served)
+    made.pods.remove(gone)
+    made.settle()
+    assert sum("a" in pod for pod in made.loaded()) == 2
+    kept = [p for p in made.pods if p.adapters is not None and "b" in p.adapters.served]
+    assert [p.name for p in kept] == [f"pod-{n + 1}" for n, names in enumerate(where) if names == ["b"]]
+    assert (made.says("a"), made.status_of("a").wanted_pods) == (READY, 2)
+
+
+def test_more_pods_than_there_are_is_all_of_them() -> None:
+    made = world(pods=2)
+    made.create("a", pods=5)
+    made.settle()
+    assert (made.loaded(), made.says("a"), made.message("a")) == ([{"a": "1"}] * 2, READY, "2/2 pods serve it")
+    made.add_pod()
+    made.settle()
+    assert made.loaded() == [{"a": "1"}] * 3
+
+
+def test_a_new_pod_finds_its_adapters_in_the_assignment_before_anybody_tells_it() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    pod = made.add_pod()
+    assert pod.adapters is not None
+    assert (set(pod.adapters.served), pod.adapters.calls) == ({"a"}, 0)
+    made.settle()
+    assert (made.message("a"), pod.adapters.calls) == ("4/4 pods serve it", 0)
+
+
+def test_a_restarted_pod_counts_again_only_once_it_says_so_under_its_new_boot_id() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    made.pods[0].restart()
+    made.run_pass()
+    assert made.says("a")["Ready"][0] == "Unknown"
+    assert made.status_of("a").loaded_pods == 2
+    made.settle()
+    assert (made.says("a"), {p.boot_id for p in made.status_of("a").pods}) == (READY, {"boot-0", "boot-1"})
+
+
+def test_old_content_and_an_unproved_base_do_not_count_as_loaded() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    made.change("a", sources=(source("2"),))
+    for _ in range(4):  # looked up, assigned, told; no pod has had the time to load it
+        made.run_pass()
+    assert (made.status_of("a").loaded_pods, made.says("a")["Reconciling"]) == (0, ("True", "LoadingAdapter"))
+    made.settle()
+    unproved = msgspec.structs.replace(made.pods[0].state(), ranks=[])
+    made.pods[0].state = lambda: unproved  # type: ignore[method-assign]
+    made.run_pass()
+    assert (made.status_of("a").loaded_pods, made.says("a")["Ready"][0]) == (2, "Unknown")
+
+
+def test_an_engine_without_adapters_is_named() -> None:
+    made = world()
+    assert made.pods[1].adapters is not None
+    made.pods[1].adapters.room = None
+    made.create("a")
+    made.settle()
+    assert made.says("a")["Stalled"] == ("True", "AdaptersUnsupported")
+    assert "2/3 pods serve it; pod pod-2: the engine was started without slots" in made.message("a")
+
+
+def test_a_pod_without_room_says_so_and_keeps_what_it_has() -> None:
+    made = world()
+    assert made.pods[0].adapters is not None
+    made.pods[0].adapters.room = 1
+    made.create("a")
+    made.settle()
+    made.create("b", source("2"))
+    made.settle()
+    assert made.loaded() == [{"a": "1"}, {"a": "1", "b": "2"}, {"a": "1", "b": "2"}]
+    assert (made.says("a"), made.says("b")["Stalled"]) == (READY, ("True", "AdapterLimit"))
+    assert "2/3 pods serve it; pod pod-1: AdapterLimit: the engine can hold 1; unload one" in made.message("b")
+    made.remove("a")
+    made.settle()
+    assert (made.loaded(), made.says("b")) == ([{"b": "2"}] * 3, READY)
+
+
+def test_a_suspended_adapter_stays_as_it_is_everywhere() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    made.change("a", sources=(source("2"),), suspend=True)
+    made.settle()
+    assert made.loaded() == [{"a": "1"}] * 3
+    assert made.says("a") == {"Ready": ("Unknown", "Suspended"), "Suspended": ("True", "Suspended")}
+    made.change("a", suspend=False)
+    made.settle()
+    assert (made.loaded(), made.says("a")) == ([{"a": "2"}] * 3, READY)
+
+
+def test_a_suspended_slot_moves_no_adapters() -> None:
+    made = world()
+    made.edit(suspend=True)
+    made.create("a")
+    made.settle()
+    assert made.loaded() == [{}] * 3
+    assert (made.says("a")["Ready"], "ModelVersion slot is suspended" in made.message("a")) == (
+        ("Unknown", "Suspended"),
+        True,
+    )
+    made.edit(suspend=False)
+    made.settle()
+    assert made.says("a") == READY
+
+
+def test_without_its_slot_an_adapter_waits_and_says_for_what() -> None:
+    made = AdapterWorld()
+    made.deleted = True
+    made.create("a")
+    made.run_pass()
+    assert made.says("a") == {"Ready": ("False", "SlotNotFound"), "Reconciling": ("True", "SlotNotFound")}
+    made.deleted = False
+    made.settle()
+    assert made.says("a") == READY
+
+
+def test_pods_of_a_deleted_slot_keep_their_adapters() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    made.deleted = True
+    made.settle()
+    assert made.loaded() == [{"a": "1"}] * 3
+    assert made.says("a")["Ready"] == ("False", "SlotNotFound")
+    assert made.assignment is not None
+    assert (made.assignment.released, len(made.assignment.adapters)) == (True, 1)
+
+
+def test_an_object_that_is_made_anew_has_its_adapters_under_a_higher_count() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    made.deleted = True
+    made.settle()
+    made.deleted, made.uid = False, "owner-2"
+    made.settle()
+    assert made.assignment is not None
+    assert (made.assignment.owner_uid, made.assignment.adapters_revision) == ("owner-2", 2)
+    assert (made.loaded(), made.says("a")) == ([{"a": "1"}] * 3, READY)
+
+
+def test_scaled_to_zero_is_ready_and_pods_that_were_never_ready_are_waited_for() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    made.pods.clear()
+    made.settle()
+    assert made.says("a") == {"Ready": ("True", "ScaledToZero")}
+    fresh = AdapterWorld(pods=0)
+    fresh.create("a")
+    fresh.settle()
+    assert fresh.says("a")["Reconciling"] == ("True", "WaitingForPods")
+
+
+def test_a_pod_that_cannot_be_told_is_tried_again_and_holds_up_no_version() -> None:
+    made = world()
+    assert made.pods[0].adapters is not None
+    made.pods[0].adapters.owner_uid = "somebody"
+    made.create("a")
+    made.bump("1.1")
+    made.rest()
+    assert made.serving() == ["1.1"] * 3
+    assert made.says("a")["Reconciling"] == ("True", "ProgressingWithRetry")
+    assert "pod pod-1: ForeignOwner" in made.message("a")
+    made.pods[0].adapters.owner_uid = ""
+    made.now += timedelta(minutes=5)
+    made.settle()
+    assert made.says("a") == READY
+
+
+def test_what_a_person_did_is_told_and_overruled() -> None:
+    made = world()
+    made.create("a")
+    made.settle()
+    adapters = made.pods[1].adapters
+    assert adapters is not None
+    adapters.overrule("a", uri("5"))
+    assert [pod["a"] for pod in made.loaded()] == ["1", "5", "1"]
+    made.settle()
+    assert (made.loaded(), made.says("a")) == ([{"a": "1"}] * 3, READY)
+    assert made.assignment is not None
+    assert made.assignment.adapters_revision == 3
+
+
+def test_so_is_what_a_person_did_about_a_name_that_could_not_be_loaded() -> None:
+    made = world()
+    adapters = made.pods[1].adapters
+    assert adapters is not None
+    adapters.room = 0
+    made.create("a")
+    made.settle()
+    adapters.overrule("a", uri("5"))
+    adapters.room = 256
+    made.settle()
+    assert (made.loaded(), made.says("a")) == ([{"a": "1"}] * 3, READY)
+
+
+def test_more_than_an_assignment_holds_is_said_of_the_youngest() -> None:
+    made = world(pods=1)
+    for number in range(257):
+        made.create(f"a{number:03d}", source("1", pin=True))
+    made.settle(limit=2000)
+    assert made.says("a255") == READY
+    assert made.says("a256")["Stalled"] == ("True", "TooManyAdapters")
+    assert len(made.loaded()[0]) == 256
+
+
+# Together with the base
+
+
+def test_the_source_for_the_new_base_comes_with_it() -> None:
+    made = world()
+    made.create("a", source("1", base=V10), source("2", base=V11))
+    made.settle()
+    assert made.loaded() == [{"a": "1"}] * 3
+    made.bump("1.1")
+    made.settle()
+    assert (made.serving(), made.loaded(), made.says("a")) == (["1.1"] * 3, [{"a": "2"}] * 3, READY)
+    assert {o.request.adapters.on_incompatible for a in made.actions(StartSwaps) for o in a.orders} == {
+        OnIncompatible.BLOCK
+    }
+
+
+def test_an_adapter_without_a_source_for_the_new_base_blocks_it_until_it_has_one() -> None:
+    made = world()
+    made.create("a", source("1", base=V10))
+    made.settle()
+    made.bump("1.1")
+    made.settle()
+    assert (made.serving(), made.actions(StartSwaps)) == (["1.0"] * 3, [])
+    assert (made.condition("Stalled"), made.says("a")) == (("True", "BlockedByAdapter"), READY)
+    assert made.status.failures == ()
+    made.change("a", sources=(source("1", base=V10), source("2", base=V11)))
+    made.settle()
+    assert (made.serving(), made.loaded(), made.condition("Ready")) == (
+        ["1.1"] * 3,
+        [{"a": "2"}] * 3,
+        ("True", "Succeeded"),
+    )
+
+
+def test_both_in_one_commit_of_git_with_the_old_base_gone_from_the_adapter() -> None:
+    made = world()
+    made.create("a", source("1", base=V10))
+    made.settle()
+    made.bump("1.1")
+    made.change("a", sources=(source("2", base=V11),))
+    for _ in range(200):
+        made.run_pass()
+        if not all(pod.get("a") for pod in made.loaded()):
+            pytest.fail(f"an adapter went away in between: {made.loaded()}")
+        made.tick()
+    assert (made.serving(), made.loaded(), made.says("a")) == (["1.1"] * 3, [{"a": "2"}] * 3, READY)
+
+
+def test_what_an_adapter_is_to_blame_for_is_no_failure_of_the_version() -> None:
+    made = world()
+    blamed = ErrorBody(code="InvalidCheckpoint", message="adapter a is cut short", details={"adapter": "a"})
+    made.not_now = blamed
+    made.bump("1.1")
+    made.settle()
+    assert (made.serving(), made.status.failures) == (["1.1"] * 3, ())
+    made.not_now = ErrorBody(code="InvalidCheckpoint", message="a shard is cut short")
+    made.bump("1.2")
+    made.settle()
+    assert (made.serving(), len(made.status.failures)) == (["1.1"] * 3, 1)
+
+
+def test_unload_lets_the_version_through() -> None:
+    made = world()
+    made.create("a", source("1", base=V10))
+    made.settle()
+    made.bump("1.1", adapters=AdaptersSpec(on_incompatible=OnIncompatible.UNLOAD))
+    made.settle()
+    assert made.serving() == ["1.1"] * 3
+    assert made.says("a")["Stalled"] == ("True", "NoSourceForBase")
+    assert {o.request.adapters.on_incompatible for a in made.actions(StartSwaps) for o in a.orders} == {
+        OnIncompatible.UNLOAD
+    }
+
+
+def test_on_the_way_back_no_adapter_stands_in_the_way() -> None:
+    made = world()
+    made.create("a", source("1"))
+    made.pods[1].refuses.add("1.1")
+    made.bump("1.1")
+    made.settle()
+    assert made.serving() == ["1.0"] * 3
+    back = [o for a in made.actions(StartSwaps) for o in a.orders if o.request.target.digest == V10]
+    assert back
+    assert {o.request.adapters.on_incompatible for o in back} == {OnIncompatible.UNLOAD}
+
+
+def test_two_hundred_adapters_on_three_pods() -> None:
+    made = world()
+    for number in range(200):
+        made.create(f"a{number:03d}", source(str(number % 10)))
+    made.settle(limit=4000)
+    assert [len(pod) for pod in made.loaded()] == [200] * 3
+    assert {made.says(a.name) == READY for a in made.adapters} == {True}
+    assert len(made.actions(SendAdapters)) <= 20
+    assert len(made.actions(AskAdapters)) == 13  # sixteen at a time
