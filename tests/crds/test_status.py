@@ -29,6 +29,7 @@ FULL: dict[str, Any] = {
             "changedBytes": 1 << 40,
             "totalBytes": 1 << 41,
             "mode": "Diff",
+            "adapters": ["support: file:///models/adapters/support"],
         }
     ],
     "pods": [
@@ -160,6 +161,7 @@ def test_lora_adapter_columns_and_status(namespace: Namespace) -> None:
         "observedGeneration": 1,
         "target": {"uri": "file:///models/support", "digest": DIGEST, "baseDigest": DIGEST},
         "loadedPods": 2,
+        "wantedPods": 3,
         "pods": [{"name": "p", "uid": "u", "bootID": "b", "digest": DIGEST, "state": "Loaded", "message": "ok"}],
         "conditions": [condition("Ready", "False")],
     }

@@ -87,6 +87,7 @@ class World:
         self.ever_ready: set[str] = set()
         self.adapters: tuple[Adapter, ...] = ()
         self.contents: dict[str, str | ErrorBody] | None = None
+        self.plan_lines: tuple[str, ...] = ()
         self.log: list[Action] = []
         self.revisions: list[int] = []
         self._made = 0
@@ -261,6 +262,7 @@ class World:
             total_tensors=10,
             changed_bytes=300,
             total_bytes=1000,
+            adapters=list(self.plan_lines),
         )
 
     def _sim(self, uid: str) -> SimPod:

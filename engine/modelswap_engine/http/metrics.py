@@ -164,6 +164,8 @@ class _StateCollector(Collector):
         yield family
         yield _gauge("adapter_slots", "Slots for adapters.", found.slots)
         yield _gauge("adapter_slots_used", "Slots that hold an adapter.", found.slots_used)
+        problems = len(found.assigned.problems) if found.assigned is not None else 0
+        yield _gauge("adapter_problems", "Assigned adapters that are not served as they are assigned.", problems)
         yield _gauge("adapter_loads", "Adapters read since this process started.", found.loads)
         yield _gauge("adapter_evictions", "Adapters that lost a slot to another one.", found.evictions)
 

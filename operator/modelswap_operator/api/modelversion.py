@@ -192,7 +192,7 @@ class RolloutStatus(Value, frozen=True, kw_only=True):
 
 
 class PlanStatus(Value, frozen=True, kw_only=True):
-    """The way from one version to the target; counts and bytes."""
+    """The way from one version to the target; counts and bytes, and what becomes of which adapter."""
 
     from_digest: str = ""
     changed_tensors: int = 0
@@ -200,6 +200,7 @@ class PlanStatus(Value, frozen=True, kw_only=True):
     changed_bytes: int = 0
     total_bytes: int = 0
     mode: str = ""
+    adapters: tuple[str, ...] = ()
 
 
 class PodStatus(Value, frozen=True, kw_only=True):

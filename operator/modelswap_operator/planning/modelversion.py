@@ -162,8 +162,7 @@ def _plan_order(a: Assessment, pod: Pod, from_digest: str) -> PlanOrder:
             target=ref,
             traffic=a.spec.traffic.to_wire(),
             loading=a.spec.loading.to_wire(),
-            # Whether adapters block the version is decided on what is assigned when its turn comes.
-            adapters=AdapterChange(on_incompatible=OnIncompatible.UNLOAD),
+            adapters=AdapterChange(on_incompatible=a.spec.adapters.on_incompatible),
         ),
     )
 

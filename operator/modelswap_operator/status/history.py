@@ -6,8 +6,10 @@ from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api.modelversion import PlanStatus, Revision, StableStatus
 from modelswap_operator.api.times import stamp
 from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.status.conditions import cut
 
 PLANS_LISTED = 20
+ADAPTERS_LISTED = 50
 
 
 def stable(a: Assessment) -> StableStatus | None:
@@ -105,6 +107,7 @@ def plans(a: Assessment) -> tuple[PlanStatus, ...]:
                     changed_bytes=plan.changed_bytes,
                     total_bytes=plan.total_bytes,
                     mode=plan.mode.value,
+                    adapters=tuple(cut(line, 512) for line in plan.adapters[:ADAPTERS_LISTED]),
                 ),
             )
     status = a.snapshot.status

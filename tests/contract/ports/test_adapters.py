@@ -167,6 +167,12 @@ async def test_an_assignment_is_followed_and_sources_are_looked_up(ports: Ports)
     assert told == {
         "ownerUid": "owner-1", "epoch": 1, "revision": 3, "adapters": 2, "open": 0, "problems": [],
     }  # fmt: skip
+    missing = [*assigned, {"name": "b", "sources": [{"uri": "file:///nothing"}]}]
+    await call(ports, "PUT", "/adapters", {"fence": fence | {"revision": 4}, "adapters": missing})
+    while (await call(ports, "GET", "/state"))[1]["adapters"]["assigned"]["open"]:
+        await asyncio.sleep(0)
+    async with ports.anonymous.get("/metrics") as response:
+        assert "modelswap_adapter_problems 1.0" in await response.text()
     stale = {"fence": fence | {"revision": 2}, "adapters": []}
     assert (await call(ports, "PUT", "/adapters", stale))[1]["error"]["code"] == "StaleRevision"
     unknown = {"sources": [{"name": "x", "uri": uris[0]}, {"name": "y", "uri": "file:///nothing"}]}

@@ -8,7 +8,7 @@ import pytest
 from modelswap_engine.protocol.adapters import OnIncompatible
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_operator.api.modelversion import AdaptersSpec
-from modelswap_operator.planning.actions import AskAdapters, SendAdapters, StartSwaps, WriteAssignment
+from modelswap_operator.planning.actions import AskAdapters, AskPlans, SendAdapters, StartSwaps, WriteAssignment
 from tests.support.adapter_world import AdapterWorld, source, uri
 from tests.support.sim_pod import CATALOG, digest
 
@@ -450,6 +450,16 @@ def test_what_an_adapter_is_to_blame_for_is_no_failure_of_the_version() -> None:
     made.bump("1.2")
     made.settle()
     assert (made.serving(), len(made.status.failures)) == (["1.1"] * 3, 1)
+
+
+def test_the_plan_says_which_adapters_change_with_the_base() -> None:
+    made = world()
+    made.plan_lines = ("a: file:///adapters/2", "b: unloaded, it is bound to another base")
+    made.bump("1.1", suspend=True, adapters=AdaptersSpec(on_incompatible=OnIncompatible.UNLOAD))
+    made.settle()
+    assert [plan.adapters for plan in made.status.plan] == [made.plan_lines]
+    asked = [o.request.adapters.on_incompatible for a in made.actions(AskPlans) for o in a.orders]
+    assert asked[-1] is OnIncompatible.UNLOAD
 
 
 def test_unload_lets_the_version_through() -> None:
