@@ -9,7 +9,15 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget, WeightsPolicy
+from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolveAdaptersRequest
+from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterSource
+from modelswap_engine.protocol.assignment import (
+    AssignedAdapter,
+    AssignedSource,
+    Assignment,
+    AssignmentTarget,
+    WeightsPolicy,
+)
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import (
     ModelswapError,
@@ -22,7 +30,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
 from modelswap_operator.effects.engine_client import Address, EngineClient
 from modelswap_operator.planning.assess import followed, proved
-from modelswap_operator.planning.errors import is_content
+from modelswap_operator.planning.errors import is_content, of_adapter
 from modelswap_operator.planning.operations import operation_id
 from tests.support.ports import POD, TOKEN, Ports, open_ports
 from tests.support.tensor_files import packed
@@ -57,6 +65,19 @@ class Pair:
             fence=Fence(pod_uid=POD, owner_uid=OWNER, epoch=epoch, revision=revision),
             target=target,
         )
+
+    async def assign(self, *items: AssignedAdapter, revision: int) -> AdapterRegistry:
+        """Send an assignment of adapters, and read the state until it is followed."""
+        fence = Fence(pod_uid=POD, owner_uid=OWNER, epoch=1, revision=revision)
+        await self.client.assign_adapters(self.pod, AssignAdaptersRequest(fence=fence, adapters=list(items)))
+        while True:
+            found = (await self.client.state(self.pod)).adapters
+            assert found is not None
+            assert found.assigned is not None
+            assert found.assigned.revision == revision
+            if not found.assigned.open:
+                return found
+            await asyncio.sleep(0.01)
 
     async def swap(self, target: VersionRef, *, revision: int) -> EngineState:
         """Start on the state as read, and follow by reading the state, as the operator does."""
@@ -177,3 +198,28 @@ async def test_a_trainers_weights_are_told_from_a_pod_that_has_gone_astray(pair:
     back = await pair.swap(ports.template, revision=4)
     assert proved(back, ports.template.digest)
     assert not followed(back, target.digest)
+
+
+async def test_adapters_are_looked_up_assigned_and_exchanged_with_the_base(pair: Pair) -> None:
+    """What the operator takes for granted about adapters, and whom a swap blames that fails for one."""
+    ports, target = pair.ports, pair.ports.publish("1.1", norm=b"N" * 2)
+    bases = {ports.opener.put(f"file:///adapters/{n}", n): b for n, b in (("one", ports.template), ("two", target))}
+    asked = [AdapterSource(name="a", uri=uri, base_digest=base.digest) for uri, base in bases.items()]
+    found = (await pair.client.resolve_adapters(pair.pod, ResolveAdaptersRequest(sources=asked))).adapters
+    sources = [AssignedSource(uri=row.uri, digest=row.digest, base_digest=row.base_digest) for row in found]
+    view = await pair.assign(AssignedAdapter(name="a", sources=sources), revision=7)
+    assert [(row.name, row.digest, row.owner_uid) for row in view.adapters] == [("a", found[0].digest, OWNER)]
+    state = await pair.swap(target, revision=3)
+    assert state.adapters is not None
+    assert [row.digest for row in state.adapters.adapters if row.state == "Ready"] == [found[1].digest]
+
+    wrong = msgspec.structs.replace(sources[0], digest="sha256:" + "9" * 64)
+    await pair.assign(AssignedAdapter(name="a", sources=[wrong, sources[1]]), revision=8)
+    state = await pair.swap(ports.template, revision=4)
+    assert state.operation is not None
+    assert state.operation.error is not None
+    assert (state.operation.error.code, of_adapter(state.operation.error)) == ("DigestMismatch", True)
+    assert not is_content(state.operation.error)
+    assert proved(state, target.digest)
+    view = await pair.assign(revision=9)
+    assert view.adapters == []

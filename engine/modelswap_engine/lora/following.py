@@ -7,7 +7,7 @@ told in the state, and is tried again.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from modelswap_engine.lora.assignments import Assignments
@@ -21,6 +21,7 @@ from modelswap_engine.protocol.errors import (
     AdapterLimit,
     Cancelled,
     IncompatibleAdapter,
+    InsufficientMemory,
     ModelswapError,
     Refused,
     StaleRevision,
@@ -45,6 +46,15 @@ class _Problem:
     error: ModelswapError
     attempts: int
     retry_at: float
+
+    @property
+    def room(self) -> bool:
+        """True when it may be for the others that this one is not here."""
+        return isinstance(self.error, AdapterLimit | InsufficientMemory)
+
+    def at_once(self) -> "_Problem":
+        """Return it due, if that can help: to know whether there is room a whole adapter is read."""
+        return replace(self, attempts=1, retry_at=0.0) if self.room and self.attempts else self
 
 
 class Following:
@@ -86,6 +96,7 @@ class Following:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._problems: dict[str, _Problem] = {}
         self._drains: dict[str, float] = {}
+        self._followed: Assigned | None = None
         self._woken = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
@@ -140,6 +151,9 @@ class Following:
         record, base = self._assignments.record, self._changes.base_digest
         if record is None or not base or (record.released and not starting):
             return
+        if record is not self._followed:  # it may have made room
+            self._followed = record
+            self._problems = {name: held.at_once() for name, held in self._problems.items()}
         self._drains |= {item.name: item.drain_timeout_seconds for item in record.adapters}
         self._problems = {name: held for name, held in self._problems.items() if name in self._assignments.adapters}
         for name in self._unassigned():
@@ -253,13 +267,10 @@ class Following:
     def _failed(self, source: AdapterSource, error: ModelswapError) -> None:
         before = self._problems.get(source.name)
         attempts = before.attempts + 1 if before is not None and before.source == source else 1
-        final = isinstance(error, Refused) and not error.retryable and not isinstance(error, AdapterLimit)
-        pause = REFUSED_PAUSE if final else min(LONGEST_PAUSE, 2.0 ** min(attempts - 1, 10))
         if attempts == 1:
             log.warning("adapter %s is assigned and cannot be loaded: %s", source.name, error.message)
-        self._problems[source.name] = _Problem(
-            source=source, error=error, attempts=attempts, retry_at=self._clock.monotonic() + pause
-        )
+        problem = _Problem(source=source, error=error, attempts=attempts, retry_at=0.0)
+        self._problems[source.name] = replace(problem, retry_at=self._clock.monotonic() + _pause(problem))
 
     def _stuck(self, item: AssignedAdapter, source: AdapterSource | None, error: ModelswapError) -> None:
         """Something that only another decision, or another base, can change."""
@@ -305,6 +316,14 @@ class Following:
 
     def _fence(self, record: Assigned) -> Fence:
         return Fence(pod_uid=self._pod_uid, owner_uid=record.owner_uid, epoch=record.epoch, revision=record.revision)
+
+
+def _pause(problem: _Problem) -> float:
+    longer = 2.0 ** min(problem.attempts - 1, 10)
+    if problem.room:
+        return min(REFUSED_PAUSE, longer)
+    final = isinstance(problem.error, Refused) and not problem.error.retryable
+    return REFUSED_PAUSE if final else min(LONGEST_PAUSE, longer)
 
 
 def _operation(record: Assigned) -> str:

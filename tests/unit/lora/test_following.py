@@ -172,6 +172,19 @@ async def test_what_is_refused_for_its_content_is_rarely_looked_at_again(world: 
     assert world.served() == {"a": "one", "b": "one"}
 
 
+async def test_what_there_is_no_room_for_is_loaded_once_another_assignment_has_made_some() -> None:
+    world = World(max_pinned=1)
+    await world.assign(world.item("a", pinned=True), world.item("b", pinned=True), revision=1)
+    assert (world.served(), world.problems()) == ({"a": "one"}, {"b": "AdapterLimit"})
+    await world.clock.advance(200)
+    attempts = world.told.problems[0].attempts
+    assert attempts == 8  # ever more rarely: each reads the whole adapter
+    await world.assign(world.item("a"), world.item("b", pinned=True), revision=2)
+    await world.clock.advance(2)
+    assert (world.served(), world.problems()) == ({"a": "one", "b": "one"}, {})
+    await world.desk.stop()
+
+
 async def test_a_source_that_hangs_keeps_no_other_adapter_waiting(world: World) -> None:
     slow = world.item("a")
     world.opener.hanging[slow.sources[0].uri] = asyncio.Event()
