@@ -14,13 +14,13 @@ import msgspec
 
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.states import SwapState
-from modelswap_operator.api.modelversion import ModelVersionStatus, OnFailure
-from modelswap_operator.api.reasons import ConditionType
+from modelswap_operator.api.modelversion import Canary, OnFailure
+from modelswap_operator.api.reasons import Reason
 from modelswap_operator.planning.actions import Wait
-from modelswap_operator.status.conditions import Verdict, conditions
 from modelswap_operator.status.summarize import summarize
+from tests.support.adapter_world import AdapterWorld, source
 from tests.support.slot_steps import long_after, until
-from tests.support.slot_world import START, World
+from tests.support.slot_world import World
 
 Object = dict[str, Any]
 
@@ -81,6 +81,19 @@ def _swapping() -> Object:
     world.bump("1.1")
     until(world, SwapState.STAGED)
     world.run_pass()
+    return seen(world)
+
+
+def _soaking() -> Object:
+    world = _settled(pods=3, canary=Canary(pods=1, soak_seconds=600))
+    world.bump("1.1")
+    for _ in range(100):
+        if "1.1" in world.serving():
+            break
+        if isinstance(world.run_pass(), Wait):
+            world.tick()
+    for _ in range(3):
+        world.run_pass()
     return seen(world)
 
 
@@ -193,16 +206,54 @@ def _unreadable() -> Object:
     return seen(world)
 
 
-def _adapter(*verdicts: Verdict, observed: int, generation: int = 2) -> Object:
-    """Conditions of both kinds are made by the same hand."""
-    found = conditions(verdicts, observed=(), generation=generation, now=START)
-    spec = {"adapterName": "a", "modelRef": {"name": "m"}, "sources": [{"uri": "file:///models/a"}]}
-    status = ModelVersionStatus(observed_generation=observed, conditions=found)
-    return _object("LoRAAdapter", generation, spec, status)
+def _adapter(change: Callable[[AdapterWorld], None] | None = None, *, settled: bool = True) -> Object:
+    """An adapter on its way or, by default, at its end; changed after that."""
+    world = AdapterWorld()
+    world.settle()
+    world.create("a")
+    if settled:
+        world.settle()
+    if change is not None:
+        change(world)
+    (found,) = world.adapters
+    return _object("LoRAAdapter", found.generation, found.spec, found.status)
 
 
-def _said(kind: ConditionType, status: bool | None = True) -> Verdict:
-    return Verdict(kind, status, "Because", "what the operator says")
+def _loading(world: AdapterWorld) -> None:
+    for _ in range(50):
+        if world.says("a").get("Reconciling") == ("True", Reason.LOADING_ADAPTER):
+            return
+        world.run_pass()
+    raise AssertionError(f"it never loads: {world.says('a')}")
+
+
+def _impossible(world: AdapterWorld) -> None:
+    world.break_content("2")
+    world.change("a", sources=(source("2"),))
+    world.rest()
+
+
+def _unreadable_now(world: AdapterWorld) -> None:
+    world.break_content("2", "SourceNotFound", retryable=True)
+    world.change("a", sources=(source("2"),))
+    for _ in range(4):
+        world.run_pass()
+
+
+def _adapter_suspended(world: AdapterWorld) -> None:
+    world.change("a", suspend=True)
+    world.run_pass()
+
+
+def _slot_suspended(world: AdapterWorld) -> None:
+    world.edit(suspend=True)
+    world.change("a", sources=(source("2"),))
+    world.run_pass()
+
+
+def _slot_gone(world: AdapterWorld) -> None:
+    world.deleted = True
+    world.run_pass()
 
 
 MODEL_VERSIONS: dict[str, Callable[[], Object]] = {
@@ -213,6 +264,7 @@ MODEL_VERSIONS: dict[str, Callable[[], Object]] = {
     "scaled to zero": _scaled_to_zero,
     "bumped, not seen yet": _bumped_unseen,
     "swapping": _swapping,
+    "soaking": _soaking,
     "a swap failed and is tried again": _retrying,
     "the plan cannot be had now": _not_now,
     "a pod does not answer": _silent,
@@ -231,16 +283,14 @@ MODEL_VERSIONS: dict[str, Callable[[], Object]] = {
     "unreadable": _unreadable,
 }
 LORA_ADAPTERS: dict[str, Callable[[], Object]] = {
-    "adapter, new": lambda: _adapter(observed=-1),
-    "adapter, loading": lambda: _adapter(
-        _said(ConditionType.READY, None), _said(ConditionType.RECONCILING), observed=1
-    ),
-    "adapter, loaded": lambda: _adapter(_said(ConditionType.READY), observed=2),
-    "adapter, impossible": lambda: _adapter(
-        _said(ConditionType.READY, False), _said(ConditionType.STALLED), observed=2
-    ),
-    "adapter, suspended": lambda: _adapter(
-        _said(ConditionType.READY, None), _said(ConditionType.SUSPENDED), observed=2
-    ),
+    "adapter, new": lambda: _adapter(settled=False),
+    "adapter, loading": lambda: _adapter(_loading, settled=False),
+    "adapter, loaded": _adapter,
+    "adapter, edited, not seen yet": lambda: _adapter(lambda world: world.change("a", pinned=True)),
+    "adapter, its source cannot be read now": lambda: _adapter(_unreadable_now),
+    "adapter, impossible": lambda: _adapter(_impossible),
+    "adapter, suspended": lambda: _adapter(_adapter_suspended),
+    "adapter, its slot is suspended": lambda: _adapter(_slot_suspended),
+    "adapter, its slot is gone": lambda: _adapter(_slot_gone),
 }
 STATES = MODEL_VERSIONS | LORA_ADAPTERS
