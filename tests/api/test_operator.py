@@ -10,7 +10,7 @@ import pytest
 
 from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_pods import Slot, digest, eventually, ref
 from tests.support.fake_sidecar import Content
@@ -143,6 +143,52 @@ async def test_a_canary_waits_for_its_requests_and_errors_take_it_back(slot: Slo
     await slot.stalled("RolledBack")
     assert slot.serving() == ["1.1"] * 3
     assert "2 of 2 requests failed on canary pods" in slot.message()
+
+
+async def test_a_freeze_of_the_fleet_holds_a_version_back_but_one_that_may_go(
+    slot: Slot, operator: OperatorProcess, rest: Rest
+) -> None:
+    await prepared(slot)
+    path = f"/api/v1/namespaces/{slot.namespace}/configmaps"
+    policy = {"metadata": {"name": "changes.modelswap.dev"}, "data": {"freeze": "true", "reason": "year end"}}
+    rest.call("POST", path, policy).accepted()
+    try:
+        await eventually(lambda: '"frozen": true' in operator.log(), what=operator.log)
+        slot.bump(V11)
+        await eventually(lambda: slot.condition("Ready") == ("Unknown", "ChangesFrozen"), what=slot.story)
+        assert "0/2 pods serve 1.1; changes are frozen: year end" in slot.message()
+        assert sum(len(p.sidecar.swaps) for p in slot.pods) == 0
+        slot.mark(annotations={"modelswap.dev/change-now": str(slot.generation())})
+        await slot.ready_at(V11)
+        slot.bump(V12)
+        await eventually(lambda: slot.condition("Ready") == ("Unknown", "ChangesFrozen"), what=slot.story)
+    finally:
+        rest.call("DELETE", f"{path}/changes.modelswap.dev").accepted()
+    await slot.ready_at(V12)
+
+
+async def test_a_rollout_is_given_up_by_an_annotation(slot: Slot) -> None:
+    await prepared(slot)
+    slot.pods[0].sidecar.hold_at = SwapState.STAGED
+    slot.bump(V11)
+    await eventually(lambda: slot.pods[0].sidecar.swaps, what=slot.story)
+    slot.mark(annotations={"modelswap.dev/abort": str(slot.generation())})
+    await eventually(lambda: slot.condition("Stalled") is not None, what=slot.story)
+    assert "modelswap.dev/abort" in slot.message()
+    assert slot.serving() == ["1.0", "1.0"]
+    slot.bump(V12)
+    await slot.ready_at(V12)
+
+
+async def test_what_was_changed_by_hand_is_told_and_put_right(slot: Slot) -> None:
+    await prepared(slot)
+    slot.bump(V11)
+    await slot.ready_at(V11)
+    pod = slot.pods[0].sidecar
+    pod.live, pod.operation = V12, SwapStatus(operation_id="by-hand", state=SwapState.SERVING, target=V12)
+    pod.seq += 1
+    await eventually(lambda: [reason for reason, _ in slot.events()].count("Drifted"), what=slot.story)
+    await slot.ready_at(V11)
 
 
 async def test_suspend_publishes_the_plan_and_changes_nothing(slot: Slot) -> None:

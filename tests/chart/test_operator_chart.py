@@ -27,6 +27,7 @@ AT_WORK: set[Right] = {
 AT_HOME: set[Right] = {
     ("", "serviceaccounts/token", "create", "demo-modelswap"),
     ("coordination.k8s.io", "leases", "create", ""),
+    ("", "configmaps", "get", "changes.modelswap.dev"),
     *(("coordination.k8s.io", "leases", verb, "demo-modelswap") for verb in ("get", "update", "patch")),
 }
 

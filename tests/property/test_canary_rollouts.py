@@ -13,6 +13,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_operator.api.modelversion import Canary, OnFailure
 from modelswap_operator.planning.actions import StartSwaps, Wait, WriteAssignment
+from modelswap_operator.planning.changes import ChangePolicy
 from tests.property.test_slot_rollouts import PICK, Rollouts
 from tests.support.sim_pod import CATALOG, GOOD, SimPod
 from tests.support.slot_world import World
@@ -31,7 +32,7 @@ class Canaries(Rollouts):
 
     @initialize(
         pods=st.integers(1, 5),
-        budget=st.sampled_from([1, 2, "50%"]),
+        budget=st.sampled_from([1, "100%", 2, "50%"]),
         on_failure=st.sampled_from(list(OnFailure)),
         size=st.integers(1, 3),
         soak=st.sampled_from([30, 3, 0]),
@@ -133,6 +134,7 @@ class Canaries(Rollouts):
         for pod in world.pods:
             pod.reachable, pod.ready = True, pod.live is not None
             pod.transient_faults, pod.goes_silent, pod.visits = 0, False, 1
+        world.policy = ChangePolicy()
         world.edit(suspend=False)
         for _ in range(3000):
             action = world.run_pass()

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from modelswap_operator.api.modelversion import OnFailure
 from modelswap_operator.planning.actions import CancelSwaps, RecordFailure, StartSwaps, Wait, WriteAssignment
+from modelswap_operator.planning.changes import ChangePolicy
 from modelswap_operator.planning.rollout import allowed
 from tests.support.sim_pod import BAD, CATALOG, GOOD, SimPod
 from tests.support.slot_world import World
@@ -19,7 +20,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @initialize(
         pods=st.integers(1, 5),
-        budget=st.sampled_from([1, 2, "50%"]),
+        budget=st.sampled_from([1, "100%", 2, "50%"]),
         on_failure=st.sampled_from(list(OnFailure)),
         pinned=st.booleans(),
         serving=st.sampled_from(["1.0", "1.1"]),
@@ -58,10 +59,27 @@ class Rollouts(RuleBasedStateMachine):
             assert len(before & {p.uid for p in counted}) + len(taken) <= allowed(
                 world.spec.rollout.max_unavailable, len(counted)
             ), "more pods unavailable than allowed"
+        self._check_spread(action)
         for order in action.orders:
             assert (world.generation, order.request.target.digest) not in self.refused, "a refused digest was retried"
 
+    def _check_spread(self, action: StartSwaps) -> None:
+        """A version that not every pod has served yet spreads in waves, and not at all while changes are frozen."""
+        world, target = self.world, action.orders[0].request.target
+        stable = world.status.stable
+        failed = any(f.generation == world.generation for f in world.status.failures)
+        if failed or (stable is not None and stable.digest == target.digest):
+            return
+        assert not world.policy.frozen, "a version spread although changes are frozen"
+        busy = sum(p.busy and p.reachable and p.uid in world.ever_ready for p in world.pods)
+        there = sum(p.live is not None and p.live.digest == target.digest for p in world.pods)
+        assert busy <= there + 1, "more pods at once than have proved the version"
+
     # Users
+
+    @rule()
+    def freeze_or_not(self) -> None:
+        self.world.policy = ChangePolicy(frozen=not self.world.policy.frozen)
 
     @rule(version=st.sampled_from(sorted(CATALOG)))
     def bump(self, version: str) -> None:
@@ -154,6 +172,7 @@ class Rollouts(RuleBasedStateMachine):
             pod.ready = pod.live is not None
             pod.transient_faults = 0
             pod.goes_silent = False
+        world.policy = ChangePolicy()
         world.edit(suspend=False)
         world.settle(limit=3000)
         assert world.status.observed_generation == world.generation

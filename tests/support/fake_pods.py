@@ -117,6 +117,9 @@ class Slot:
         """Set labels and annotations."""
         self._rest.call("PATCH", f"{self._list()}/{self.name}", {"metadata": metadata}, content=MERGE).accepted()
 
+    def generation(self) -> int:
+        return int(self.object()["metadata"]["generation"])
+
     def bump(self, version: VersionRef, *, pin: str | None = None) -> None:
         self.patch(version=version.version, source={"uri": version.uri, "digest": pin})
 

@@ -92,6 +92,8 @@ class SimPod:
     slow_to_stop: int = 0
     """So many cancels it acknowledges before it stops."""
     template: Release | None = None
+    group: str = ""
+    drifted: list[str] = field(default_factory=list)
     answers: dict[str, tuple[int, int]] | None = field(default_factory=dict)
     """Good and failed answers by digest since the process began; None: too old to count."""
     visits: int = 0
@@ -113,6 +115,7 @@ class SimPod:
             ready=self.ready,
             reason=self.reason,
             quarantined=self.quarantined,
+            drifted=self.drifted,
             owner_uid=self.accepted.owner_uid if self.accepted else "",
             epoch=self.accepted.epoch if self.accepted else 0,
             revision=self.accepted.revision if self.accepted else 0,

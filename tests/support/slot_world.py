@@ -40,9 +40,10 @@ from modelswap_operator.planning.actions import (
     WriteAssignment,
 )
 from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.changes import ChangePolicy
 from modelswap_operator.planning.modelversion import plan
 from modelswap_operator.planning.progress import expired
-from modelswap_operator.planning.snapshot import Adapter, Ledger, Pod, Snapshot, Unreachable
+from modelswap_operator.planning.snapshot import Adapter, Asked, Ledger, Pod, Snapshot, Unreachable
 from modelswap_operator.runtime.memory import SlotMemory
 from modelswap_operator.status.summarize import summarize
 from tests.support.sim_adapters import SimAdapters
@@ -80,6 +81,8 @@ class World:
         )
         self.status = ModelVersionStatus()
         self.status_writes = 0
+        self.asked = Asked()
+        self.policy = ChangePolicy()
         self.not_now: ErrorBody | None = None
         self.assignment: Assignment | None = None
         self.ledger = Ledger()
@@ -140,6 +143,7 @@ class World:
                 ip="127.0.0.1",
                 port=8001,
                 ready=p.ready,
+                group=p.group,
                 ever_ready=p.uid in self.ever_ready | shown,
                 engine=p.state() if p.reachable else self._silent(p),
             )
@@ -159,6 +163,8 @@ class World:
             adapters=self.adapters,
             assignment=self.assignment,
             ledger=self.ledger,
+            asked=self.asked,
+            policy=self.policy,
         )
         self.memory.take_in(replace(base, memory=self.memory.view()), self.now)
         return replace(base, memory=self.memory.view())

@@ -20,6 +20,13 @@ REQUESTED_AT: Final = f"{GROUP}/requestedAt"
 FIELD_MANAGER: Final = "modelswap-operator"
 """Owns the status of both kinds and the assignment; one name per writer, so that nothing of others is touched."""
 
+ABORT: Final = f"{GROUP}/abort"
+"""Annotation of a ModelVersion: the generation whose rollout is given up."""
+CHANGE_NOW: Final = f"{GROUP}/change-now"
+"""Annotation of a ModelVersion: the generation that is rolled out although changes are frozen."""
+CHANGES_NAME: Final = "changes.modelswap.dev"
+"""ConfigMap beside the operator that says when versions may change; no assignment can have this name."""
+
 REPORTING_CONTROLLER: Final = f"{GROUP}/operator"
 
 CONTROL_PORT_NAME: Final = "modelswap"

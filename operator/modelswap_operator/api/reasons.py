@@ -35,11 +35,18 @@ class Reason(StrEnum):
     ROLLING_BACK = "RollingBack"
     WAITING_FOR_PODS = "WaitingForPods"
     SUSPENDED = "Suspended"
+    FROZEN = "ChangesFrozen"
+    ABORTED = "Aborted"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     ROLLED_BACK = "RolledBack"
     HALTED = "Halted"
     INVALID_SPEC = "InvalidSpec"
     STALE_LEADER = "StaleLeader"
+
+    GROUPS_UNSUPPORTED = "GroupsUnsupported"
+    SOURCE_DRIFTED = "SourceDrifted"
+    DRIFTED = "Drifted"
+    ENGINE_RESTARTED = "EngineRestarted"
 
     ASSIGNMENT_PUBLISHED = "AssignmentPublished"
     SWAP_STARTED = "SwapStarted"
@@ -86,11 +93,17 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.ROLLING_BACK: "pods go back to the stable version",
     Reason.WAITING_FOR_PODS: "no pod of the slot has been ready yet",
     Reason.SUSPENDED: "spec.suspend is true: the plan is published and nothing is changed",
+    Reason.FROZEN: "versions may not change now, by the ConfigMap changes.modelswap.dev beside the operator",
+    Reason.ABORTED: "a person gave the rollout up, by the annotation modelswap.dev/abort",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "no progress within rollout.progressDeadlineSeconds",
     Reason.ROLLED_BACK: "a pod failed the version, so the stable version is served again",
     Reason.HALTED: "a pod failed the version and rollout.onFailure is Halt, so every pod stays as it is",
     Reason.INVALID_SPEC: "the spec cannot be read",
     Reason.STALE_LEADER: "decisions under a higher epoch were seen; without the lease this operator changes nothing",
+    Reason.GROUPS_UNSUPPORTED: "a pod is one of a group that holds one model together; single pods only are changed",
+    Reason.SOURCE_DRIFTED: "the source holds other content under its name than when it was resolved",
+    Reason.DRIFTED: "a pod serves what nobody decided here, or live tensors are damaged; it is put right",
+    Reason.ENGINE_RESTARTED: "the engine of a pod was started again",
     Reason.ASSIGNMENT_PUBLISHED: "a decision was written: what each pod of the slot must serve",
     Reason.SWAP_STARTED: "a pod has accepted a swap",
     Reason.SWAP_CANCELLED: "a swap under way is not wanted any more; the pod drops what it staged",

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from modelswap_operator.api.labels import CONTROL_PORT_NAME
+from modelswap_operator.api.labels import ABORT, CHANGE_NOW, CONTROL_PORT_NAME
 from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
-from modelswap_operator.planning.snapshot import Adapter, Pod
+from modelswap_operator.effects.groups import group_of
+from modelswap_operator.planning.snapshot import Adapter, Asked, Pod
 
 Json = dict[str, Any]
 
@@ -28,6 +29,12 @@ def status_of(body: Json) -> ModelVersionStatus:
         return msgspec.convert(body.get("status") or {}, ModelVersionStatus, strict=False)
     except msgspec.ValidationError:
         return ModelVersionStatus()
+
+
+def asked_of(body: Json) -> Asked:
+    """Return what annotations ask for."""
+    found = (body.get("metadata") or {}).get("annotations") or {}
+    return Asked(abort=str(found.get(ABORT, "")).strip(), change_now=str(found.get(CHANGE_NOW, "")).strip())
 
 
 def adapter_of(body: Json) -> Adapter:
@@ -82,6 +89,7 @@ def pod_of(body: Json, *, ever_ready: Collection[str], default_port: int) -> Pod
         ever_ready=ready or uid in ever_ready,
         terminating=bool(metadata.get("deletionTimestamp")),
         finished=status.get("phase") in ("Failed", "Succeeded"),
+        group=group_of(body),
     )
 
 

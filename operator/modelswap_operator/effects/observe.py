@@ -181,6 +181,7 @@ def _object(body: Json, *, namespace: str, slot: str, epoch: int) -> Snapshot:
         spec_time=when,
         requested_at=str((metadata.get("annotations") or {}).get(REQUESTED_AT, ""))[:128],
         status=objects.status_of(body),
+        asked=objects.asked_of(body),
     )
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 
 from modelswap_engine.protocol.assignment import AssignmentCandidate, AssignmentTarget, WeightsPolicy
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_operator.api.modelversion import Failure, ModelVersionSpec, OnFailure
+from modelswap_operator.planning.changes import Hold
 from modelswap_operator.planning.snapshot import PlanKey, PlanResult, Pod, Snapshot
 
 
@@ -65,6 +67,11 @@ class Assessment:
     def counted(self) -> tuple[Pod, ...]:
         """Pods that Ready speaks about: present, and Ready at some time under their UID."""
         return tuple(p for p in self.present if p.ever_ready)
+
+    @cached_property
+    def grouped(self) -> Pod | None:
+        """A pod that is one of a group; while there is one nothing is changed in the slot."""
+        return next((p for p in self.present if p.group), None)
 
     @property
     def owned(self) -> bool:
@@ -132,6 +139,13 @@ class Assessment:
         """Say whether every counted pod served the target once: one pod's later fault then moves no other."""
         stable = self.snapshot.status.stable
         return stable is not None and stable.digest == self.target_digest != ""
+
+    def held(self, now: datetime) -> Hold | None:
+        """Return why the version may not spread now; what every pod served before, and the way back, always may."""
+        at_rest = self.failure is not None or self.completed_before
+        if at_rest or self.snapshot.asked.change_now == str(self.snapshot.generation):
+            return None
+        return self.snapshot.policy.hold(now)
 
     @cached_property
     def stable_digest(self) -> str:

@@ -73,6 +73,8 @@ def _versions(a: Assessment, now: datetime) -> WriteAssignment | None:
         return _take_over(a)
     if a.target is None:
         return _withdraw_outdated(a)
+    if a.stable_digest != a.target.digest and a.held(now):
+        return _withdraw_outdated(a)
     if a.stable_digest != a.target.digest and (why := _proof(a, now)):
         return _stable(a, a.target, why=f"{why}: it is the stable version now")
     decided = a.snapshot.ledger.generation == a.snapshot.generation and not _overtaken(a)

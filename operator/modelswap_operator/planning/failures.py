@@ -6,10 +6,12 @@ So is a rollout that got stuck half-way and is taken back. Everything else is an
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Final
 
 from modelswap_engine.protocol.assignment import AssignmentTarget
-from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.errors import DigestMismatch, ErrorBody
 from modelswap_engine.protocol.messages import SwapStatus
+from modelswap_operator.api.labels import ABORT
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.api.times import stamp
@@ -19,7 +21,7 @@ from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.errors import is_content, text
 from modelswap_operator.planning.operations import covers
 from modelswap_operator.planning.progress import deadline
-from modelswap_operator.planning.snapshot import Pod
+from modelswap_operator.planning.snapshot import Pod, Snapshot
 
 UNKNOWN = ErrorBody(code="EngineFailed", message="the swap ended without success and without a reason", retryable=True)
 
@@ -27,12 +29,22 @@ UNKNOWN = ErrorBody(code="EngineFailed", message="the swap ended without success
 def new_failure(a: Assessment, now: datetime) -> Failure | None:
     """Return a content failure that status does not hold yet."""
     return (
-        plan_failure(a, now)
+        _abort(a, now)
+        or plan_failure(a, now)
         or _swap_failure(a, now)
         or _candidate_failure(a, now)
         or _canary_failure(a, now)
         or _deadline_failure(a, now)
     )
+
+
+def _abort(a: Assessment, now: datetime) -> Failure | None:
+    """Return a failure when a person gives up this generation's rollout; one that has ended cannot be."""
+    generation = str(a.snapshot.generation)
+    if a.snapshot.asked.abort != generation or a.failure is not None or a.done or a.completed_before:
+        return None
+    message = f"{a.spec.version} was given up by the annotation {ABORT}: {generation}; another spec tries again"
+    return _of_target(a, Reason.ABORTED, message, now=now)
 
 
 def plan_failure(a: Assessment, now: datetime) -> Failure | None:
@@ -58,8 +70,18 @@ def _swap_failure(a: Assessment, now: datetime) -> Failure | None:
             continue
         for digest, error in _reports(a, pod, wanted):
             if is_content(error) and a.failed(digest) is None:
-                return _failure(a, error, digest=digest, pod=pod.name, now=now)
+                return _failure(a, _moved(error), digest=digest, pod=pod.name, now=now)
     return None
+
+
+def _moved(error: ErrorBody) -> ErrorBody:
+    """Name what a mismatch means once a pod has resolved the source: it was another content then."""
+    if error.code != DigestMismatch.code:
+        return error
+    advice = "publish each version under a name of its own, and put the old content back or change the spec"
+    return ErrorBody(
+        code=Reason.SOURCE_DRIFTED, message=f"{TEXTS[Reason.SOURCE_DRIFTED]}: {error.message}", advice=advice
+    )
 
 
 def _candidate_failure(a: Assessment, now: datetime) -> Failure | None:
@@ -141,6 +163,19 @@ def _ended_badly(a: Assessment, pod: Pod) -> SwapStatus | None:
     if operation is None or current is None or operation.revision != current.revision:
         return None
     return operation if operation.state.terminal and not operation.state.succeeded else None
+
+
+TAKEN_BACK: Final = frozenset({Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.CANARY_FAILED, Reason.CANDIDATE_LOST})
+"""The operator's own verdicts on how a rollout went: they are forgotten when somebody asks to try again."""
+
+
+def remembered(snapshot: Snapshot) -> tuple[Failure, ...]:
+    """Return the failures that still count: what the version was refused for always does."""
+    known = snapshot.status.failures
+    if not snapshot.asked_again:
+        return known
+    mine = snapshot.generation
+    return tuple(f for f in known if f.generation != mine or f.reason not in TAKEN_BACK)
 
 
 def new_attempts(a: Assessment) -> tuple[FailedAttempt, ...]:

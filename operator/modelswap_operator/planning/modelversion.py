@@ -5,7 +5,10 @@ what the snapshot carries, so a crash between any two passes costs a repeated qu
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
+
+from msgspec import structs
 
 from modelswap_engine.protocol.adapters import AdapterChange, OnIncompatible
 from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
@@ -28,7 +31,7 @@ from modelswap_operator.planning.adapters import Adapters
 from modelswap_operator.planning.assess import Assessment, followed, highest_epoch, proved, running
 from modelswap_operator.planning.operations import operation_id
 from modelswap_operator.planning.progress import deadline
-from modelswap_operator.planning.rollout import choose, unavailable
+from modelswap_operator.planning.rollout import choose, unavailable, wave
 from modelswap_operator.planning.snapshot import PlanKey, Pod, Snapshot, Unreachable
 
 Rule = Callable[[Assessment, datetime], Action | None]
@@ -51,7 +54,10 @@ def plan(snapshot: Snapshot, now: datetime) -> Action:
         return assignment.release(snapshot) or Wait(on="the object is gone")
     if snapshot.spec is None:
         return Wait(on="the spec cannot be read")
-    a = Assessment(snapshot)
+    kept = structs.replace(snapshot.status, failures=failures.remembered(snapshot))
+    a = Assessment(replace(snapshot, status=kept))
+    if a.grouped is not None:
+        return Wait(on="a pod is one of a group")
     adapters = Adapters(a)
     rules: tuple[Rule, ...] = (
         (_note, _record_plan_failure, _ask)
@@ -168,11 +174,14 @@ def _plan_order(a: Assessment, pod: Pod, from_digest: str) -> PlanOrder:
 
 
 def _start(a: Assessment, now: datetime) -> Action | None:
+    if a.held(now):
+        return None
     pods = choose(
         (p for p in a.counted if _pending(a, p, now)),
         counted=a.counted,
         idle=a.snapshot.memory.idle,
         max_unavailable=a.spec.rollout.max_unavailable,
+        at_once=wave(a),
     )
     return StartSwaps(orders=tuple(_swap_order(a, pod) for pod in pods)) if pods else None
 
@@ -229,8 +238,10 @@ def _wait(a: Assessment, now: datetime) -> Wait:
         poll = now + timedelta(seconds=canary.POLL_SECONDS)
         times.append(min(poll, shown.ends) if shown.ends is not None and shown.ends > now else poll)
     times += adapter_steps.times(a, now)
-    ends = deadline(a)
-    if ends is not None and ends > now:
+    held, ends = a.held(now), deadline(a)
+    if held is not None and held.until is not None:
+        times.append(held.until)
+    if held is None and ends is not None and ends > now:
         times.append(ends)
     return Wait(until=min(times, default=None))
 

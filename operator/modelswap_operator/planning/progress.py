@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from modelswap_engine.protocol.states import SwapState
+from modelswap_operator.api.reasons import Reason
 from modelswap_operator.api.times import parse
 from modelswap_operator.planning import canary
 from modelswap_operator.planning.assess import Assessment, running
@@ -34,7 +35,9 @@ def advance(snapshot: Snapshot, now: datetime) -> Progress | None:
         marks=marks,
         at=now,
     )
-    if before is None:
+    if a.held(now) is not None or a.grouped is not None:
+        at = now  # nothing may move, so no time passes
+    elif before is None:
         at = _recorded(snapshot) or now
     elif same and _equal(before, current):
         at = before.at
@@ -63,7 +66,7 @@ def _recorded(snapshot: Snapshot) -> datetime | None:
     """What status says, when it speaks of this generation (after a restart of the operator)."""
     status = snapshot.status
     spoken = any(c.observed_generation == snapshot.generation for c in status.conditions)
-    if not spoken or status.rollout is None or not status.rollout.last_progress_time:
+    if not spoken or status.rollout is None or status.rollout.state in (Reason.FROZEN, Reason.GROUPS_UNSUPPORTED):
         return None
     return parse(status.rollout.last_progress_time)
 

@@ -1,8 +1,11 @@
-"""Which pods may be swapped now: ``maxUnavailable`` against what is unavailable already, counted afresh each time."""
+"""Which pods may be swapped now: ``maxUnavailable`` against what is unavailable already, in waves that double.
+
+Both are counted afresh each time.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 
-from modelswap_operator.planning.assess import running
+from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.snapshot import Pod
 
 
@@ -28,16 +31,34 @@ def unavailable(pod: Pod, idle: Collection[str]) -> bool:
     return pod.state.quarantined or running(pod) is not None
 
 
+def wave(a: Assessment) -> int | None:
+    """Return how many pods may be brought to a new version at once: one more than have proved it.
+
+    That is 1, 2, 4, 8, and so on: what the first pods do not show shows in few of the next ones. None, without such a
+    bound, on the way back, and for a version that every pod has served before.
+    """
+    return None if a.failure is not None or a.completed_before else len(a.on_target) + 1
+
+
 def choose(
-    pending: Iterable[Pod], *, counted: Sequence[Pod], idle: Collection[str], max_unavailable: int | str
+    pending: Iterable[Pod],
+    *,
+    counted: Sequence[Pod],
+    idle: Collection[str],
+    max_unavailable: int | str,
+    at_once: int | None = None,
 ) -> tuple[Pod, ...]:
     """Return the pods to start on now.
 
-    A pod that is unavailable already costs nothing and goes first; others only while the budget lasts.
+    A pod that is unavailable already costs nothing and goes first; others only while the budget lasts. ``at_once``
+    bounds how many may be in a swap at the same time, whatever the budget says.
     """
     budget = allowed(max_unavailable, len(counted)) - sum(unavailable(pod, idle) for pod in counted)
-    chosen = []
+    places = len(counted) if at_once is None else at_once - sum(running(pod) is not None for pod in counted)
+    chosen: list[Pod] = []
     for pod in sorted(pending, key=lambda p: (p.ready, p.name)):
+        if len(chosen) >= places:
+            break
         if not unavailable(pod, idle):
             if budget <= 0:
                 continue

@@ -17,6 +17,7 @@ from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import Plan
 from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
+from modelswap_operator.planning.changes import ChangePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Pod:
         ready: its Ready condition now.
         ever_ready: it has been Ready under this UID.
         finished: its phase is Failed or Succeeded.
+        group: what makes it one of a group that holds one model together; empty for a pod of its own.
         engine: its sidecar's state, or why it is not known; None when there is nothing to ask yet.
     """
 
@@ -50,6 +52,7 @@ class Pod:
     ever_ready: bool = False
     terminating: bool = False
     finished: bool = False
+    group: str = ""
     engine: EngineState | Unreachable | None = None
 
     @property
@@ -184,6 +187,14 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What people ask for by annotations of the object; each names a generation."""
+
+    abort: str = ""
+    change_now: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """One slot as it was observed. ``spec`` is None when the object is gone or unreadable (``spec_error``)."""
 
@@ -204,6 +215,8 @@ class Snapshot:
     assignment: Assignment | None = None
     ledger: Ledger = field(default_factory=Ledger)
     memory: Memory = field(default_factory=Memory)
+    asked: Asked = Asked()
+    policy: ChangePolicy = field(default_factory=ChangePolicy)
 
     @property
     def asked_again(self) -> bool:

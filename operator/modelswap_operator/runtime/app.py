@@ -18,6 +18,7 @@ from modelswap_operator.effects.perform import Performer
 from modelswap_operator.effects.tokens import NoTokens, ServiceAccountTokens, Tokens
 from modelswap_operator.handlers import wiring
 from modelswap_operator.runtime import health
+from modelswap_operator.runtime.changes import ChangeWatch
 from modelswap_operator.runtime.election import claim_epoch, election
 from modelswap_operator.runtime.lease import FencedLease
 from modelswap_operator.runtime.metrics import Metrics
@@ -121,8 +122,11 @@ class Operator:
         self.metrics.leading(lock.epoch)
         _log.info("leading", epoch=lock.epoch, namespaces=settings.namespaces or "all")
         async with EngineClient(self._tokens(kube)) as engines:
-            supervisor = Supervisor(self._tools(kube, engines, lock), namespaces=settings.namespaces)
+            changes = ChangeWatch(kube, namespace=settings.pod_namespace, changed=self._wake_all)
+            supervisor = Supervisor(self._tools(kube, engines, lock, changes), namespaces=settings.namespaces)
             self._supervisor = supervisor
+            await changes.look()
+            reading = asyncio.create_task(changes.run(), name="changes")
             stop_watching = asyncio.Event()
             watching = asyncio.create_task(self._watch(supervisor, stop_watching), name="kopf")
             turning = asyncio.create_task(supervisor.run(), name="supervisor")
@@ -132,12 +136,17 @@ class Operator:
                     if task.done():
                         task.result()
             finally:
+                reading.cancel()
                 turning.cancel()
                 await supervisor.close()
                 stop_watching.set()
                 await asyncio.wait({watching}, timeout=STOP_SECONDS)
                 watching.cancel()
-                await asyncio.gather(watching, turning, return_exceptions=True)
+                await asyncio.gather(watching, turning, reading, return_exceptions=True)
+
+    def _wake_all(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.wake_all()
 
     async def _watch(self, supervisor: Supervisor, stop: asyncio.Event) -> None:
         await kopf.operator(
@@ -158,7 +167,7 @@ class Operator:
             return NoTokens()
         return ServiceAccountTokens(kube, namespace=settings.pod_namespace, account=settings.service_account, now=now)
 
-    def _tools(self, kube: Kube, engines: EngineClient, lock: FencedLease) -> Tools:
+    def _tools(self, kube: Kube, engines: EngineClient, lock: FencedLease, changes: ChangeWatch) -> Tools:
         draw = random.SystemRandom().random
         return Tools(
             kube=kube,
@@ -170,6 +179,7 @@ class Operator:
             metrics=self.metrics,
             fencing=lock,
             resync=self._settings.resync,
+            changes=changes.policy,
             now=now,
             clock=time.monotonic,
             random=draw,

@@ -49,7 +49,10 @@ class SlotMemory:
         )
 
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
-        """Forget what a fresh look has made pointless, and note progress. Another spec cuts every wait short."""
+        """Forget what a fresh look has made pointless, and note progress.
+
+        Another spec, or a request to look again, cuts every wait short.
+        """
         if snapshot.generation != self._generation:
             self._generation = snapshot.generation
             self._plans.clear()

@@ -65,6 +65,7 @@ class SlotTask(ObjectTask):
             contacts=self._contacts,
         )
         now = tools.now()
+        look = replace(look, snapshot=replace(look.snapshot, policy=tools.changes()))
         self._memory.take_in(look.snapshot, now)
         look = replace(look, snapshot=replace(look.snapshot, memory=self._memory.view()))
         if highest_epoch(look.snapshot) > look.snapshot.epoch:

@@ -47,6 +47,11 @@ class Supervisor:
         task = _KINDS[plural](self._tools, namespace=namespace, name=name)
         self._tasks[key] = (task, asyncio.create_task(task.run(), name=f"{plural} {namespace}/{name}"))
 
+    def wake_all(self) -> None:
+        """Have every object looked at soon."""
+        for item, _ in self._tasks.values():
+            item.wake()
+
     async def run(self) -> None:
         """List everything now and every resync; beat in between, so that liveness means that this loop turns."""
         while True:

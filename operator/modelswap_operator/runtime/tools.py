@@ -9,6 +9,7 @@ from modelswap_operator.effects.events import EventWriter
 from modelswap_operator.effects.kube import Kube
 from modelswap_operator.effects.observe import Observer
 from modelswap_operator.effects.perform import Performer
+from modelswap_operator.planning.changes import ChangePolicy
 from modelswap_operator.runtime.metrics import Metrics
 
 
@@ -34,6 +35,7 @@ class Tools:
     metrics: Metrics
     fencing: Fencing
     resync: float
+    changes: Callable[[], ChangePolicy] = ChangePolicy
     now: Callable[[], datetime]
     clock: Callable[[], float]
     random: Callable[[], float]

@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 from modelswap_operator.api.conditions import Condition, find
 from modelswap_operator.api.loraadapter import LoRAAdapterStatus
-from modelswap_operator.api.modelversion import ModelVersionStatus
+from modelswap_operator.api.modelversion import ModelVersionStatus, PodStatus, TargetStatus
 from modelswap_operator.api.reasons import ConditionType, Reason
 from modelswap_operator.planning.actions import Action, CancelSwaps, StartSwaps, WriteAssignment
 
 Status = ModelVersionStatus | LoRAAdapterStatus
+
+DAMAGED = "Drifted"
+"""State of a pod in status whose live tensors are not what their version says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,7 @@ def of_status(before: ModelVersionStatus, after: ModelVersionStatus) -> tuple[No
         for f in after.failures
         if f not in before.failures
     ]
+    notes += _drifted(before, after)
     ready = of_ready(before, after)
     return (*notes, *(note for note in ready if not any(n.reason == note.reason for n in notes)))
 
@@ -70,6 +74,33 @@ def of_ready(before: Status, after: Status) -> tuple[Note, ...]:
     if new.status == "False" or _troubled(after):
         return (Note(reason=new.reason, action="Reconcile", text=new.message, warning=True),)
     return ()
+
+
+def _drifted(before: ModelVersionStatus, after: ModelVersionStatus) -> list[Note]:
+    """Return what happened to pods of a slot that was at rest, and that nobody decided here."""
+    ready, target = find(before.conditions, ConditionType.READY), after.target
+    if ready is None or not ready.true or target is None or before.target is None:
+        return []
+    if before.target.digest != target.digest or before.observed_generation != after.observed_generation:
+        return []
+    known = {row.uid: row for row in before.pods}
+    notes = (_of_pod(known.get(row.uid), row, target) for row in after.pods)
+    return [note for note in notes if note is not None]
+
+
+def _of_pod(old: PodStatus | None, row: PodStatus, target: TargetStatus) -> Note | None:
+    if row.state == DAMAGED and (old is None or old.state != DAMAGED):
+        return Note(reason=Reason.DRIFTED, action="Repair", text=f"pod {row.name}: {row.message}", warning=True)
+    if old is not None and "" not in (old.boot_id, row.boot_id) and old.boot_id != row.boot_id:
+        serves = f", and it serves {row.version}" if row.digest == target.digest else ""
+        text = f"pod {row.name}: its engine was started again (boot id {row.boot_id}){serves}"
+        return Note(reason=Reason.ENGINE_RESTARTED, action="Reconcile", text=text, warning=True)
+    if row.state in ("Starting", "Serving") or row.digest in ("", target.digest):
+        return None
+    if old is not None and old.digest != target.digest:
+        return None
+    text = f"pod {row.name} serves {row.version or row.digest} instead of {target.version}, by nobody's decision here"
+    return Note(reason=Reason.DRIFTED, action="Repair", text=f"{text}: it is put right", warning=True)
 
 
 def _moved(old: Condition | None, new: Condition) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
+from modelswap_operator.api.labels import SLOT_LABEL
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.planning import canary
@@ -11,7 +12,7 @@ from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.assignment import decide
 from modelswap_operator.planning.errors import is_content, text
 from modelswap_operator.planning.progress import deadline, expired
-from modelswap_operator.planning.snapshot import Unreachable
+from modelswap_operator.planning.snapshot import Pod, Unreachable
 from modelswap_operator.status import pods
 
 COMPLETE, ROLLING_BACK, ROLLED_BACK = "Complete", "RollingBack", "RolledBack"
@@ -42,6 +43,8 @@ class Outcome:
 
 def outcome(a: Assessment, now: datetime) -> Outcome:
     """Return the verdict on a slot."""
+    if a.grouped is not None:
+        return _grouped(a.grouped)
     if a.failure is not None:
         return _failed(a, a.failure, now)
     if a.done:
@@ -54,6 +57,11 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
         return Outcome(ready=True, reason=reason, message=TEXTS[reason], decided=True, state=reason)
     if a.spec.suspend:
         return _suspended(a)
+    held = a.held(now)
+    if held is not None:
+        message = f"{_figure(a)}; {held.message}"
+        reason = Reason.FROZEN
+        return Outcome(ready=None, reason=reason, message=message, reconciling=reason, state=reason)
     blocked = _blocked(a)
     if blocked is not None:
         return blocked
@@ -61,6 +69,16 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
     if ends is not None and now >= ends:
         return _overdue(a, now)
     return _retrying(a) or _soaking(a, now) or _progressing(a)
+
+
+def _grouped(pod: Pod) -> Outcome:
+    """A part of a group must not change without the others, and this release cannot change them as one."""
+    reason = Reason.GROUPS_UNSUPPORTED
+    message = (
+        f"pod {pod.name} is one of a group ({pod.group}), and single pods only can be changed: "
+        f"take the label {SLOT_LABEL} off its pods; they serve on as they are"
+    )
+    return Outcome(ready=False, reason=reason, message=message, stalled=True, decided=True, state=reason)
 
 
 def _trained(a: Assessment) -> str:

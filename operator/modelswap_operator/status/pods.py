@@ -8,6 +8,7 @@ from modelswap_operator.planning.assess import Assessment, proved, running
 from modelswap_operator.planning.errors import is_content, text
 from modelswap_operator.planning.snapshot import Pod, Unreachable
 from modelswap_operator.status.conditions import cut
+from modelswap_operator.status.events import DAMAGED
 
 LISTED = 50
 VERSIONS_LISTED = 20
@@ -67,6 +68,9 @@ def describe(a: Assessment, pod: Pod) -> tuple[str, str, str]:
     operation = running(pod)
     if operation is not None:
         return "Swapping", operation.state.value, f"to {operation.target.version}"
+    if state.drifted:
+        names = ", ".join(state.drifted[:3])
+        return "NotReady", DAMAGED, f"{len(state.drifted)} live tensors are damaged and loaded again ({names})"
     if state.live is None:
         return "NotReady", "NotReady", state.message or TEXTS[Reason.ENGINE_NOT_READY]
     return _idle(a, pod)

@@ -15,6 +15,7 @@ from modelswap_operator.api.times import stamp
 from modelswap_operator.planning import canary
 from modelswap_operator.planning.actions import Action, RecordFailure
 from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.failures import remembered
 from modelswap_operator.planning.operations import attempt_number
 from modelswap_operator.planning.snapshot import Snapshot
 from modelswap_operator.status import facts, history, pods
@@ -22,6 +23,7 @@ from modelswap_operator.status.conditions import Verdict, conditions, cut
 from modelswap_operator.status.outcome import Outcome, outcome
 
 FAILURES_KEPT = 20
+STILL = (Reason.FROZEN, Reason.GROUPS_UNSUPPORTED)
 
 
 def summarize(snapshot: Snapshot, action: Action, now: datetime) -> ModelVersionStatus:
@@ -68,7 +70,7 @@ def _unreadable(snapshot: Snapshot, now: datetime) -> ModelVersionStatus:
 
 
 def _failures(snapshot: Snapshot, action: Action) -> tuple[Failure, ...]:
-    known = snapshot.status.failures
+    known = remembered(snapshot)
     if not isinstance(action, RecordFailure):
         return known
     new = msgspec.structs.replace(action.failure, message=cut(action.failure.message))
@@ -106,5 +108,6 @@ def _rollout(a: Assessment, result: Outcome, now: datetime) -> RolloutStatus:
         attempt=max(attempts, default=0),
         candidate_pod_uids=tuple(candidate.pod_uids) if candidate is not None else (),
         soak=soak.pods if soak is not None else (),
-        last_progress_time=stamp(progress.at) if progress is not None else shown,
+        # While changes are held back the clock is moved with each look, which is no news.
+        last_progress_time=shown if progress is None or result.state in STILL else stamp(progress.at),
     )

@@ -39,6 +39,24 @@ def test_max_unavailable_lets_several_pods_swap_at_once_after_the_first() -> Non
     assert world.serving() == ["1.1"] * 5
 
 
+def test_pods_follow_in_waves_that_double_however_many_may_be_unavailable() -> None:
+    world = World(pods=8, max_unavailable="100%")
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    assert [len(names) for names in started(world)] == [1, 2, 4, 1]
+    world.bump("1.2")
+    until(world, SwapState.SERVING)
+    while world.serving().count("1.2") < 7:
+        if isinstance(world.run_pass(), Wait):
+            world.tick()
+    before = len(started(world))
+    world.bump("1.1")  # what every pod served last needs no caution
+    world.settle()
+    assert max(len(names) for names in started(world)[before:]) >= 7
+    assert world.serving() == ["1.1"] * 8
+
+
 def test_a_pod_that_is_not_ready_uses_up_the_budget() -> None:
     world = World(pods=3)
     world.settle()
