@@ -268,6 +268,9 @@ class World:
             total_tensors=10,
             changed_bytes=300,
             total_bytes=1000,
+            groups=2,
+            bytes_to_fetch=250,
+            memory_needed=300,
             adapters=list(self.plan_lines),
         )
 

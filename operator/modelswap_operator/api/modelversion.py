@@ -192,7 +192,7 @@ class RolloutStatus(Value, frozen=True, kw_only=True):
 
 
 class PlanStatus(Value, frozen=True, kw_only=True):
-    """The way from one version to the target; counts and bytes, and what becomes of which adapter."""
+    """The way from one version to the target; counts and bytes, adapters that change, and refusals as code and text."""
 
     from_digest: str = ""
     changed_tensors: int = 0
@@ -200,7 +200,11 @@ class PlanStatus(Value, frozen=True, kw_only=True):
     changed_bytes: int = 0
     total_bytes: int = 0
     mode: str = ""
+    groups: int = 0
+    bytes_to_fetch: int = 0
+    memory_needed_bytes: int = 0
     adapters: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
 
 
 class PodStatus(Value, frozen=True, kw_only=True):

@@ -131,8 +131,8 @@ class Operator:
             watching = asyncio.create_task(self._watch(supervisor, stop_watching), name="kopf")
             turning = asyncio.create_task(supervisor.run(), name="supervisor")
             try:
-                await asyncio.wait({watching, turning}, return_when=asyncio.FIRST_COMPLETED)
-                for task in (watching, turning):
+                await asyncio.wait({watching, turning, reading}, return_when=asyncio.FIRST_COMPLETED)
+                for task in (watching, turning, reading):
                     if task.done():
                         task.result()
             finally:

@@ -7,11 +7,9 @@ from modelswap_operator.api.loraadapter import LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionStatus, PodStatus, TargetStatus
 from modelswap_operator.api.reasons import ConditionType, Reason
 from modelswap_operator.planning.actions import Action, CancelSwaps, StartSwaps, WriteAssignment
+from modelswap_operator.status.pods import DAMAGED, LISTED
 
 Status = ModelVersionStatus | LoRAAdapterStatus
-
-DAMAGED = "Drifted"
-"""State of a pod in status whose live tensors are not what their version says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,20 +82,22 @@ def _drifted(before: ModelVersionStatus, after: ModelVersionStatus) -> list[Note
     if before.target.digest != target.digest or before.observed_generation != after.observed_generation:
         return []
     known = {row.uid: row for row in before.pods}
-    notes = (_of_pod(known.get(row.uid), row, target) for row in after.pods)
+    # Of a slot at rest status leaves out pods that served what they should; else one that is not listed is new.
+    others = PodStatus(name="", digest=target.digest if len(before.pods) == LISTED else "")
+    notes = (_of_pod(known.get(row.uid, others), row, target) for row in after.pods)
     return [note for note in notes if note is not None]
 
 
-def _of_pod(old: PodStatus | None, row: PodStatus, target: TargetStatus) -> Note | None:
-    if row.state == DAMAGED and (old is None or old.state != DAMAGED):
+def _of_pod(old: PodStatus, row: PodStatus, target: TargetStatus) -> Note | None:
+    if row.state == DAMAGED and old.state != DAMAGED:
         return Note(reason=Reason.DRIFTED, action="Repair", text=f"pod {row.name}: {row.message}", warning=True)
-    if old is not None and "" not in (old.boot_id, row.boot_id) and old.boot_id != row.boot_id:
+    if "" not in (old.boot_id, row.boot_id) and old.boot_id != row.boot_id:
         serves = f", and it serves {row.version}" if row.digest == target.digest else ""
         text = f"pod {row.name}: its engine was started again (boot id {row.boot_id}){serves}"
         return Note(reason=Reason.ENGINE_RESTARTED, action="Reconcile", text=text, warning=True)
     if row.state in ("Starting", "Serving") or row.digest in ("", target.digest):
         return None
-    if old is not None and old.digest != target.digest:
+    if old.digest != target.digest:
         return None
     text = f"pod {row.name} serves {row.version or row.digest} instead of {target.version}, by nobody's decision here"
     return Note(reason=Reason.DRIFTED, action="Repair", text=f"{text}: it is put right", warning=True)

@@ -2,14 +2,17 @@
 
 from datetime import datetime
 
+from modelswap_engine.protocol.messages import Plan
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api.modelversion import PlanStatus, Revision, StableStatus
 from modelswap_operator.api.times import stamp
 from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.errors import text
 from modelswap_operator.status.conditions import cut
 
 PLANS_LISTED = 20
 ADAPTERS_LISTED = 50
+REFUSALS_LISTED = 20
 
 
 def stable(a: Assessment) -> StableStatus | None:
@@ -90,6 +93,22 @@ def _superseded(a: Assessment, entries: list[Revision], now: datetime) -> Revisi
     )
 
 
+def _plan(plan: Plan) -> PlanStatus:
+    return PlanStatus(
+        from_digest=plan.from_digest,
+        changed_tensors=plan.changed_tensors,
+        total_tensors=plan.total_tensors,
+        changed_bytes=plan.changed_bytes,
+        total_bytes=plan.total_bytes,
+        mode=plan.mode.value,
+        groups=plan.groups,
+        bytes_to_fetch=plan.bytes_to_fetch,
+        memory_needed_bytes=plan.memory_needed,
+        adapters=tuple(cut(line, 512) for line in plan.adapters[:ADAPTERS_LISTED]),
+        refusals=tuple(cut(f"{error.code}: {text(error)}", 1024) for error in plan.refusals[:REFUSALS_LISTED]),
+    )
+
+
 def plans(a: Assessment) -> tuple[PlanStatus, ...]:
     """Return what swaps to the target do: from answers of this process, from pods' operations, else as shown before."""
     found: dict[str, PlanStatus] = {}
@@ -100,15 +119,7 @@ def plans(a: Assessment) -> tuple[PlanStatus, ...]:
         if a.target is not None and plan.to_digest == a.target.digest and plan.from_digest != plan.to_digest:
             found.setdefault(
                 plan.from_digest,
-                PlanStatus(
-                    from_digest=plan.from_digest,
-                    changed_tensors=plan.changed_tensors,
-                    total_tensors=plan.total_tensors,
-                    changed_bytes=plan.changed_bytes,
-                    total_bytes=plan.total_bytes,
-                    mode=plan.mode.value,
-                    adapters=tuple(cut(line, 512) for line in plan.adapters[:ADAPTERS_LISTED]),
-                ),
+                _plan(plan),
             )
     status = a.snapshot.status
     if status.target is not None and a.target is not None and status.target.digest == a.target.digest:

@@ -8,9 +8,10 @@ from modelswap_operator.planning.assess import Assessment, proved, running
 from modelswap_operator.planning.errors import is_content, text
 from modelswap_operator.planning.snapshot import Pod, Unreachable
 from modelswap_operator.status.conditions import cut
-from modelswap_operator.status.events import DAMAGED
 
 LISTED = 50
+DAMAGED = "Drifted"
+"""State of a pod whose live tensors are not what their version says."""
 VERSIONS_LISTED = 20
 _ORDER = ("Quarantined", "Refused", "Unreachable", "Retrying", "NotReady", "Swapping", "Waiting", "Starting", "Serving")
 

@@ -50,6 +50,15 @@ def test_a_drifted_pod_is_found_among_more_pods_than_status_lists() -> None:
     assert [reason for reason, _ in told(world)] == ["Drifted"]
 
 
+def test_a_new_pod_that_serves_another_version_at_first_has_not_drifted() -> None:
+    world = World(pods=2, version="1.1", serving="1.1")
+    world.settle()
+    world.add_pod(GOOD["1.0"])
+    assert "Drifted" not in {reason for reason, _ in told(world)}
+    world.settle()
+    assert world.serving() == ["1.1"] * 3
+
+
 def test_an_engine_that_was_started_again_is_told() -> None:
     world = World(pods=2)
     world.settle()

@@ -22,6 +22,7 @@ def test_a_version_refused_by_the_plan_touches_no_pod_and_is_not_asked_for_again
     assert world.condition("Serving") == ("True", "PodsServe")
     assert world.status.observed_generation == 2
     assert (started(world), len(world.actions(WriteAssignment))) == ([], writes)
+    assert [plan.refusals for plan in world.status.plan] == [("DigestMismatch: other content",)]
     asked = len(world.log)
     world.kill_operator()
     world.settle()

@@ -137,7 +137,10 @@ def test_suspended_finishes_the_operation_publishes_the_plan_and_does_nothing_el
     assert world.condition("Suspended") == ("True", "Suspended")
     assert world.condition("Ready") == ("Unknown", "Suspended")
     assert world.status.observed_generation == world.generation
-    assert [(p.from_digest, p.changed_tensors) for p in world.status.plan] == [(digest("a"), 3)]
+    (shown,) = world.status.plan
+    assert (shown.from_digest, shown.changed_tensors, shown.changed_bytes, shown.mode) == (digest("a"), 3, 300, "Diff")
+    assert (shown.groups, shown.bytes_to_fetch, shown.memory_needed_bytes) == (2, 250, 300)
+    assert shown.refusals == ()
     world.edit(suspend=False)
     world.settle()
     assert world.serving() == ["1.1", "1.1"]
