@@ -90,9 +90,12 @@ class Vllm:
         await asyncio.gather(looking, return_exceptions=True)
 
     async def _look_after(self) -> None:
+        """One wish is one start: that the new one is there is seen by the backend a while after it has come up."""
+        heard = ""
         while True:
             launch = await asyncio.to_thread(read_launch, self.run)
-            if self.wish.wanted and launch is not None:
+            if self.wish.wanted and self.wish.boot_id != heard and launch is not None:
+                heard = self.wish.boot_id
                 await self.kill()
                 await self.start_on(Path(launch.model).resolve())
             await asyncio.sleep(0.1)
