@@ -1,10 +1,13 @@
-"""What Argo CD makes of every state that the operator writes, by the Lua that `contrib/argocd` gives it.
+"""What Argo CD and Flux make of every state that the operator writes, by what `contrib/` gives them.
 
-Argo CD embeds Lua 5.1 and opens few of its libraries; here it is the reference one with the same.
+Argo CD embeds Lua 5.1 and opens few of its libraries; here it is the reference one with the same. Flux is asked itself,
+by a program that takes a minute to build, in the lane that has it built.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +16,8 @@ import yaml
 from lupa.lua51 import LuaRuntime
 
 from modelswap_operator.api.labels import REQUESTED_AT
-from tests.support.cache import REPOSITORY
+from tests.support.cache import REPOSITORY, run_script
+from tests.support.gitops import programs
 from tests.support.gitops_states import STATES, Object
 
 CONFIG = REPOSITORY / "contrib/argocd/argocd-cm.yaml"
@@ -70,6 +74,18 @@ def test_health(state: str) -> None:
     verdict = run(DATA[f"resource.customizations.health.modelswap.dev_{found['kind']}"], found)
     conditions = found.get("status", {}).get("conditions", [])
     assert (verdict.status, verdict.message != "") == (EXPECTED[state][0], True), conditions
+
+
+@pytest.mark.cluster
+def test_flux_reads_the_same_from_conditions_and_from_expressions() -> None:
+    run_script("gitops/build.sh", "flux-verdict")
+    kustomization = yaml.safe_load((REPOSITORY / "contrib/flux/kustomization.yaml").read_text())
+    exprs = {item["kind"]: item for item in kustomization["spec"]["healthCheckExprs"]}
+    known = {name: make() for name, make in STATES.items() if name != "without a status"}  # the schema gives each one
+    question = json.dumps({"exprs": exprs, "objects": list(known.values())})
+    done = subprocess.run([programs() / "flux-verdict"], input=question, text=True, capture_output=True, check=True)
+    answers = dict(zip(known, json.loads(done.stdout), strict=True))
+    assert answers == {name: [EXPECTED[name][1]] * 2 for name in known}
 
 
 def test_the_message_is_what_the_operator_says_of_this_generation() -> None:
