@@ -27,12 +27,14 @@ def repository(tmp_path: Path) -> Iterator[GitServer]:
     server.close()
 
 
-def test_flux(slot: Slot, repository: GitServer, tmp_path: Path) -> None:
-    first = repository.push("serve 1.0", model=manifest(slot, "1.0", "v1"))
+def test_flux(applied_slot: Slot, repository: GitServer, tmp_path: Path) -> None:
+    first = repository.push("serve 1.0", model=manifest(applied_slot, "1.0", "v1"))
     folder = tmp_path / "flux"
-    with flux(slot.cluster, folder, url=repository.url, slot=slot.name, namespace=slot.namespace) as kustomization:
-        there_and_back(slot, repository, kustomization, first)
-    assert_left_alone(slot)
+    with flux(
+        applied_slot.cluster, folder, url=repository.url, slot=applied_slot.name, namespace=applied_slot.namespace
+    ) as kustomization:
+        there_and_back(applied_slot, repository, kustomization, first)
+    assert_left_alone(applied_slot)
 
 
 def there_and_back(slot: Slot, repository: GitServer, controller: Controller, first: str) -> None:

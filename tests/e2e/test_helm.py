@@ -16,32 +16,34 @@ from tests.support.stack import Slot
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-def test_helm_takes_a_refused_version_back(slot: Slot, tmp_path: Path) -> None:
+def test_helm_takes_a_refused_version_back(applied_slot: Slot, tmp_path: Path) -> None:
     chart = tmp_path / "models"
     (chart / "templates").mkdir(parents=True)
     (chart / "Chart.yaml").write_text("apiVersion: v2\nname: models\nversion: 0.1.0\n")
 
     def helm(command: str, version: str, model: str, *options: str) -> None:
-        (chart / "templates/model.yaml").write_text(manifest(slot, version, model))
-        slot.cluster.helm(command, "models", str(chart), "--namespace", slot.namespace, "--timeout=4m", *options)
+        (chart / "templates/model.yaml").write_text(manifest(applied_slot, version, model))
+        applied_slot.cluster.helm(
+            command, "models", str(chart), "--namespace", applied_slot.namespace, "--timeout=4m", *options
+        )
 
-    before, old = identity(slot.pods()), digest_of(slot, "v1")
+    before, old = identity(applied_slot.pods()), digest_of(applied_slot, "v1")
     helm("install", "1.0", "v1", "--wait")
-    assert proved(slot) == {old}
+    assert proved(applied_slot) == {old}
     served: set[str] = set()
-    with slot.watch() as objects:
+    with applied_slot.watch() as objects:
         watcher = threading.Thread(target=take_in, args=(objects, served))
         watcher.start()
         with pytest.raises(ClusterError, match=r"rolled back|rollback|Failed"):
             helm("upgrade", "1.2", "flipped", "--rollback-on-failure")
-        slot.wait_ready(slot.get()["metadata"]["generation"])
+        applied_slot.wait_ready(applied_slot.get()["metadata"]["generation"])
     watcher.join(30)
-    assert slot.get()["spec"]["version"] == "1.0"
+    assert applied_slot.get()["spec"]["version"] == "1.0"
     assert served == {old}
-    assert proved(slot) == {old}
-    assert identity(slot.pods()) == before
-    slot.cluster.helm("uninstall", "models", "--namespace", slot.namespace, "--wait")
-    assert_left_alone(slot)
+    assert proved(applied_slot) == {old}
+    assert identity(applied_slot.pods()) == before
+    applied_slot.cluster.helm("uninstall", "models", "--namespace", applied_slot.namespace, "--wait")
+    assert_left_alone(applied_slot)
 
 
 def take_in(objects: Iterator[dict[str, Any]], served: set[str]) -> None:
