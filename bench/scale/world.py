@@ -123,7 +123,7 @@ class World:
     async def settled(self, version: str, *, seconds: float, report: Callable[[str], None]) -> bool:
         """Wait until every slot is Ready at its present generation and every sidecar serves a version."""
         ends, said = time.monotonic() + seconds, time.monotonic()
-        digest = ref(version).digest
+        digest, ready = ref(version).digest, 0
         while True:
             serving = sum(p.sidecar.live is not None and p.sidecar.live.digest == digest for p in self.pods)
             # The list is long; it is read when there is a chance.

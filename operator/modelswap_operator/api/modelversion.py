@@ -8,8 +8,9 @@ from enum import StrEnum
 
 import msgspec
 
-from modelswap_engine.protocol.adapters import OnIncompatible
+from modelswap_engine.protocol.adapters import AdapterChange, OnIncompatible
 from modelswap_engine.protocol.assignment import EngineRestart, WeightsPolicy
+from modelswap_engine.protocol.messages import PlanRequest, VersionRef
 from modelswap_engine.protocol.policy import (
     Checks,
     Loading,
@@ -140,6 +141,15 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
     recovery: RecoverySpec = RecoverySpec()
     weights: WeightsPolicy = WeightsPolicy.MANAGED
     suspend: bool = False
+
+    def plan_request(self) -> PlanRequest:
+        """Return what a pod is asked to find out what a swap to this would do."""
+        return PlanRequest(
+            target=VersionRef(version=self.version, uri=self.source.uri, digest=self.source.digest),
+            traffic=self.traffic.to_wire(),
+            loading=self.loading.to_wire(),
+            adapters=AdapterChange(on_incompatible=self.adapters.on_incompatible),
+        )
 
 
 class TargetStatus(Value, frozen=True, kw_only=True):

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from modelswap_engine.cli import render
 from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
-from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Plan, PlanRequest, VersionRef
+from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Plan, VersionRef
 from modelswap_operator.api.labels import MODELVERSION_KIND
 from modelswap_operator.api.modelversion import ModelVersionStatus
 from modelswap_operator.cli import views
@@ -91,12 +91,7 @@ def _planned(kubectl: Kubectl, slot: Slot) -> Iterator[Planned]:
             f"slot {slot.name} has no pods in namespace {slot.namespace}",
             advice=f"kubectl modelswap doctor {slot.name}",
         )
-    source, spec = slot.spec.source, slot.spec
-    request = PlanRequest(
-        target=VersionRef(version=spec.version, uri=source.uri, digest=source.digest),
-        traffic=spec.traffic.to_wire(),
-        loading=spec.loading.to_wire(),
-    )
+    request = slot.spec.plan_request()
     asked: set[str] = set()
     for pod, count in one_of_each(pods, slot.status):
         typer.echo(f"asking {pod['metadata']['name']} …", err=True)
@@ -188,7 +183,7 @@ def _row(pod: str, result: CheckResult | str) -> tuple[str, str, str, str, str]:
     return pod, views.short(result.digest), str(result.checked), render.size(result.bytes), verdict
 
 
-def _builtins(result: CheckResult | str) -> Any:
+def _builtins(result: CheckResult | AdapterRegistry | str) -> Any:
     return {"error": result} if isinstance(result, str) else msgspec.to_builtins(result)
 
 
@@ -203,11 +198,22 @@ def adapters(
     kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
     slot = slot_of(kubectl.get(MODELVERSION, name))
     engines = Engines(kubectl=kubectl, namespace=slot.namespace, slot=name)
-    found: dict[str, AdapterRegistry] = {}
-    for pod in engines.pods():
-        with engines.reach(pod) as client:
-            found[pod["metadata"]["name"]] = client.get("/adapters", AdapterRegistry)
+    found = {pod["metadata"]["name"]: _adapters_of(engines, pod) for pod in engines.pods()}
     if output is not Output.TEXT:
-        views.data({pod: msgspec.to_builtins(registry) for pod, registry in found.items()}, output)
-        return
-    views.show(Group(*(part for pod, r in found.items() for part in (Text(pod, "bold"), render.adapters(r)))))
+        views.data({pod: _builtins(said) for pod, said in found.items()}, output)
+    else:
+        views.show(Group(*(part for pod, said in found.items() for part in (Text(pod, "bold"), _registry(said)))))
+    if any(isinstance(said, str) for said in found.values()):
+        raise typer.Exit(1)
+
+
+def _adapters_of(engines: Engines, pod: dict[str, Any]) -> AdapterRegistry | str:
+    try:
+        with engines.reach(pod) as client:
+            return client.get("/adapters", AdapterRegistry)
+    except ModelswapError as error:
+        return f"{error.code}: {error.message}"
+
+
+def _registry(said: AdapterRegistry | str) -> RenderableType:
+    return Text(said, "red") if isinstance(said, str) else render.adapters(said)

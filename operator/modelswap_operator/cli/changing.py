@@ -9,7 +9,7 @@ from modelswap_operator.cli import views
 from modelswap_operator.cli.failures import PluginError
 from modelswap_operator.cli.looking import MODELVERSION, follow
 from modelswap_operator.cli.options import Context, Kubeconfig, Name, Namespace, cluster
-from modelswap_operator.cli.slots import patch_to, revision_to_return_to, slot_of
+from modelswap_operator.cli.slots import change_to, patch_to, revision_to_return_to, slot_of
 
 FIELD_MANAGER = "modelswap-cli"
 """Not ``kubectl-…``: Flux takes back what managers of that prefix wrote."""
@@ -36,7 +36,6 @@ def rollback(
     kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
     slot = slot_of(kubectl.get(MODELVERSION, name))
     revision = revision_to_return_to(slot, to_revision)
-    patch = patch_to(revision)
     typer.echo(
         f"# {slot.namespace}/{name}: from {slot.spec.version} back to {revision.version}, "
         f"revision {revision.revision}, {revision.digest or 'no digest known'}",
@@ -46,7 +45,7 @@ def rollback(
         where = (
             f"This object is written by {slot.managed_by}: change it where that reads it." if slot.managed_by else ""
         )
-        typer.echo(views.as_yaml(patch), nl=False)
+        typer.echo(views.as_yaml(patch_to(revision)), nl=False)
         typer.echo(f"# {where or f'kubectl modelswap rollback {name} --apply makes this change in the cluster.'}")
         return
     if slot.managed_by and not force:
@@ -54,10 +53,8 @@ def rollback(
             f"modelversion {name} is written by {slot.managed_by}, which would undo this",
             advice="make the change where that reads it, or use --force and stop the reconciliation first",
         )
-    body = {**patch, "metadata": {"resourceVersion": slot.resource_version}}
-    done = kubectl.run(
-        "patch", MODELVERSION, name, "--type=merge", f"--field-manager={FIELD_MANAGER}", "-p", json.dumps(body)
-    )
+    body = json.dumps(change_to(revision, slot))
+    done = kubectl.run("patch", MODELVERSION, name, "--type=json", f"--field-manager={FIELD_MANAGER}", "-p", body)
     typer.echo(done.strip())
     if wait:
         stalled = follow(kubectl, name, seconds=None).stalled

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import tarfile
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -170,7 +172,8 @@ def _looks(kubectl: Kubectl, slot: Slot) -> dict[str, Callable[[], str]]:
     """Return what goes into a bundle, by file name."""
     place = slot.namespace
     engines = Engines(kubectl=kubectl, namespace=place, slot=slot.name)
-    pods = engines.pods()
+    none: list[dict[str, Any]] = []
+    pods = _or([], none, engines.pods)  # that they may not be listed is said where pods.yaml fails
 
     def yaml(kind: str, *choice: str, at: str = place) -> Callable[[], str]:
         return lambda: kubectl.run("get", kind, *choice, "-o", "yaml", namespace=at)
@@ -214,11 +217,12 @@ def _state(engines: Engines, pod: dict[str, Any]) -> str:
 
 
 def write_archive(path: Path, parts: dict[str, str], *, folder: str, at: int) -> None:
-    """Write files into a tar.gz that nobody else can read."""
-    path.touch(mode=0o600)
-    with tarfile.open(path, "w:gz") as archive:
+    """Write files into a tar.gz that nobody else can read, whatever was there under its name."""
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in parts.items():
             content = text.encode()
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size, entry.mtime, entry.mode = len(content), at, 0o600
             archive.addfile(entry, io.BytesIO(content))
+    Path(draft).replace(path)

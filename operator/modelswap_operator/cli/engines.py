@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from modelswap_engine.cli.client import ControlClient
 from modelswap_operator.api.labels import CONTROL_PORT_NAME, SLOT_LABEL
-from modelswap_operator.cli.failures import ClusterError, PluginError
+from modelswap_operator.cli.failures import NotThereError, PluginError
 from modelswap_operator.cli.kubectl import Kubectl
 from modelswap_operator.cli.slots import pods_of
 
@@ -101,8 +101,6 @@ def assignment_text(kubectl: Kubectl, namespace: str, name: str) -> str:
     """
     try:
         thing = json.loads(kubectl.run("get", "configmap", name, "-o", "json", namespace=namespace))
-    except ClusterError as error:
-        if "NotFound" in error.message or "not found" in error.message:
-            return ""
-        raise
+    except NotThereError:
+        return ""
     return str(thing.get("data", {}).get("assignment.json", ""))

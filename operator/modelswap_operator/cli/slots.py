@@ -21,7 +21,6 @@ class Slot:
     name: str
     uid: str
     generation: int
-    resource_version: str
     spec: ModelVersionSpec
     status: ModelVersionStatus
     managed_by: str
@@ -76,7 +75,6 @@ def slot_of(thing: dict[str, Any]) -> Slot:
         name=meta["name"],
         uid=meta.get("uid", ""),
         generation=meta.get("generation", 0),
-        resource_version=meta.get("resourceVersion", ""),
         spec=spec,
         status=status,
         managed_by=manager_of(meta),
@@ -114,7 +112,7 @@ def revision_to_return_to(slot: Slot, wanted: int | None) -> Revision:
     """Return the revision that ``rollback`` means: the one asked for, else the last good one that is not wanted now.
 
     Raises:
-        PluginError: there is none, or it was never good.
+        PluginError: there is none, or nobody knows where it came from.
     """
     history = slot.status.history
     if wanted is not None:
@@ -137,6 +135,20 @@ def revision_to_return_to(slot: Slot, wanted: int | None) -> Revision:
 
 def _wanted_now(slot: Slot, revision: Revision) -> bool:
     return (revision.version, revision.source) == (slot.spec.version, slot.spec.source.uri)
+
+
+def change_to(revision: Revision, slot: Slot) -> list[dict[str, Any]]:
+    """Return the same as a JSON patch that is refused when the spec has changed since; status may change meanwhile."""
+    pin = {"path": "/spec/source/digest"}
+    digest: list[dict[str, Any]] = [{"op": "add", **pin, "value": revision.digest}] if revision.digest else []
+    if not revision.digest and slot.spec.source.digest:
+        digest = [{"op": "remove", **pin}]
+    return [
+        {"op": "test", "path": "/metadata/generation", "value": slot.generation},
+        {"op": "replace", "path": "/spec/version", "value": revision.version},
+        {"op": "replace", "path": "/spec/source/uri", "value": revision.source},
+        *digest,
+    ]
 
 
 def patch_to(revision: Revision) -> dict[str, Any]:

@@ -17,6 +17,7 @@ LLMD_ROLE: Final = "llm-d.ai/role"
 
 _ROLES: Final = frozenset({"prefill", "decode"})
 _REPLICAS: Final = frozenset({"--data-parallel-size", "-dp", "--dp-size", "--dp"})
+_TRANSFER: Final = "-transfer-config"
 _ONE_SIDED: Final = ("kv_producer", "kv_consumer")
 
 
@@ -39,24 +40,31 @@ def _scheduled(labels: dict[str, str], annotations: dict[str, str]) -> str:
 
 def _flagged(spec: Json) -> Iterator[str]:
     for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
-        for flag, value in _flags([*(container.get("command") or []), *(container.get("args") or [])]):
+        words = [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
+        yield from _one_sided(" ".join(words))
+        for flag, value in _flags(words):
             if flag == "--nnodes" and _number(value) > 1:
                 yield f"{flag} {value}: one model on several nodes"
             elif flag in _REPLICAS and _number(value) > 1:
                 yield f"{flag} {value}: data parallelism of the engine's own"
             elif flag == "--disaggregation-mode" and value in _ROLES:
                 yield f"{flag} {value}: the {value} half of a prefill/decode pair"
-            elif flag == "--kv-transfer-config" and any(side in value for side in _ONE_SIDED):
-                yield f"{flag}: one half of a prefill/decode pair"
+
+
+def _one_sided(line: str) -> Iterator[str]:
+    """Look for a side in all that follows the flag: its value is JSON, which people write with spaces or without."""
+    _, flag, rest = line.replace("_transfer_", "-transfer-").partition(_TRANSFER)
+    if flag and any(side in rest for side in _ONE_SIDED):
+        yield "--kv-transfer-config: one half of a prefill/decode pair"
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
     """Return flags with their values, written in one word or in two; a shell's line is read word by word."""
-    split = [part for word in words for part in (str(word).split() if " " in str(word) else [str(word)])]
+    split = [part for word in words for part in word.split()]
     for word, after in pairwise([*split, ""]):
         if word.startswith("-"):
             flag, equals, value = word.partition("=")
-            yield flag, value if equals else after
+            yield flag.replace("_", "-"), value if equals else after
 
 
 def _number(text: str) -> int:

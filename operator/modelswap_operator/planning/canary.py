@@ -57,8 +57,13 @@ def required(a: Assessment) -> bool:
 
 
 def size(a: Assessment) -> int:
-    """Return how many pods go first."""
-    return max(1, min(a.spec.rollout.canary.pods, len(a.counted))) if required(a) else 1
+    """Return how many pods go first; one that was down before the version came is no part of it."""
+    nameable = [p for p in a.counted if p.ready or p.uid in _recorded(a) or _named(a, p)]
+    return max(1, min(a.spec.rollout.canary.pods, len(nameable))) if required(a) else 1
+
+
+def _named(a: Assessment, pod: Pod) -> bool:
+    return a.candidate is not None and pod.uid in a.candidate.pod_uids
 
 
 def soak(a: Assessment, now: datetime) -> Soak | None:
@@ -72,7 +77,7 @@ def soak(a: Assessment, now: datetime) -> Soak | None:
         return None
     there = [(pod, row) for pod, row in rows if _serves(a, pod, row)]
     counts = [_since(pod, row, a.target_digest) for pod, row in there]
-    complete = len(there) == len(named) >= size(a)
+    complete = len(there) == len(named) >= size(a) and all(pod.ready for pod, _ in there)
     return Soak(
         pods=tuple(row for _, row in rows),
         names=tuple(pod.name for pod, _ in rows),
@@ -87,7 +92,7 @@ def soak(a: Assessment, now: datetime) -> Soak | None:
 def passed(a: Assessment, now: datetime) -> Soak | None:
     """Return what the canary has shown when that is all it had to; None while it has not."""
     found, wanted = soak(a, now), a.spec.rollout.canary
-    if found is None or found.ends is None or now < found.ends or refusal(a, now):
+    if found is None or found.ends is None or now < found.ends or found.blind or refusal(a, now):
         return None
     return found if found.requests >= wanted.min_requests else None
 
@@ -117,8 +122,8 @@ def story(a: Assessment, now: datetime) -> str:
         return f"canary pods {found.who} serve it, the soak begins when all {size(a)} do"
     if now < found.ends:
         return f"canary pods {found.who} soak until {stamp(found.ends)}"
-    if found.blind and wanted.min_requests:
-        return f"the sidecar of pod {found.blind} is too old to count requests (minRequests): upgrade the engine image"
+    if found.blind:
+        return f"the sidecar of pod {found.blind} is too old to count requests: upgrade the engine image"
     tenth = max(1, wanted.min_requests // 10)
     seen = min(found.requests, wanted.min_requests) // tenth * tenth
     return f"canary pods {found.who} have soaked and wait for requests: {seen} of {wanted.min_requests} answered"

@@ -97,7 +97,7 @@ def _window(line: str) -> Window | None:
         days = frozenset((first + step) % 7 for step in range((last - first) % 7 + 1))
         opens, closes = time.fromisoformat(found["opens"]), time.fromisoformat(found["closes"])
         return Window(days=days, opens=opens, closes=closes, zone=ZoneInfo(found["zone"]))
-    except (ValueError, ZoneInfoNotFoundError):
+    except (ValueError, OSError, ZoneInfoNotFoundError):  # a folder of zones, such as Europe, is an OSError
         return None
 
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from msgspec import structs
 
 from modelswap_engine.protocol.adapters import AdapterChange, OnIncompatible
-from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
+from modelswap_engine.protocol.messages import Fence, SwapRequest, VersionRef
 from modelswap_engine.protocol.policy import Checks
 from modelswap_operator.planning import adapter_steps, assignment, canary, failures
 from modelswap_operator.planning.actions import (
@@ -160,16 +160,10 @@ def _ask(a: Assessment, now: datetime) -> Action | None:
 
 def _plan_order(a: Assessment, pod: Pod, from_digest: str) -> PlanOrder:
     source = a.spec.source
-    ref = VersionRef(version=a.spec.version, uri=source.uri, digest=source.digest)
     return PlanOrder(
         pod=pod,
         key=PlanKey(a.spec.version, source.uri, source.digest, from_digest),
-        request=PlanRequest(
-            target=ref,
-            traffic=a.spec.traffic.to_wire(),
-            loading=a.spec.loading.to_wire(),
-            adapters=AdapterChange(on_incompatible=a.spec.adapters.on_incompatible),
-        ),
+        request=a.spec.plan_request(),
     )
 
 

@@ -24,6 +24,7 @@ class ChangeWatch:
         self._path = paths.core("configmaps", namespace, CHANGES_NAME)
         self._changed = changed
         self._policy = ChangePolicy(wrong="the change policy has not been read yet")
+        self._read = False
 
     def policy(self) -> ChangePolicy:
         """Return it as it was read last."""
@@ -32,16 +33,20 @@ class ChangeWatch:
     async def run(self) -> None:
         """Read it until cancelled."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 - what holds changes back must outlive any answer that is none
+                _log.exception("the change policy could not be read; it stays as it was")
             await asyncio.sleep(POLL_SECONDS)
 
     async def look(self) -> None:
-        """Read it once. What cannot be read stays as it was; without the right to read it there is none."""
+        """Read it once. What cannot be read stays as it was; where there never was a right to, there is no policy."""
         try:
             body = await self._kube.get(self._path)
-            found = parse((body or {}).get("data") or {})
+            found, self._read = parse((body or {}).get("data") or {}), True
         except ApiError as error:
-            if error.status != HTTPStatus.FORBIDDEN:
+            # A right that is lost for a moment (an upgrade, a server that has just begun) must not lift a freeze.
+            if self._read or error.status != HTTPStatus.FORBIDDEN:
                 return
             found = ChangePolicy()
         if found != self._policy:

@@ -156,7 +156,8 @@ def _suspended(a: Assessment) -> Outcome:
 def _blocked(a: Assessment) -> Outcome | None:
     """No pod has been named for the version, because an adapter has nothing for its base."""
     candidate = a.snapshot.assignment.candidate if a.snapshot.assignment is not None else None
-    named = candidate is not None and candidate.digest == a.target_digest
+    here = {pod.uid for pod in a.counted}
+    named = candidate is not None and candidate.digest == a.target_digest and not here.isdisjoint(candidate.pod_uids)
     found = None if named or a.target_digest in ("", a.stable_digest) else blocker(Adapters(a))
     if found is None:
         return None

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from modelswap_operator.api.modelversion import Canary, OnFailure, Rollout
+from modelswap_operator.api.modelversion import Canary, OnFailure
 from modelswap_operator.planning.actions import StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.canary import RESTARTS
 from tests.support.sim_pod import GOOD, SimPod
@@ -219,17 +219,15 @@ def test_going_back_to_what_every_pod_served_last_waits_for_no_canary() -> None:
     assert world.now - began < timedelta(seconds=30)
 
 
-def test_a_sidecar_that_cannot_count_is_named_where_requests_are_asked_for() -> None:
-    world = World(pods=2, canary=Canary(pods=1, soak_seconds=5))
+@pytest.mark.parametrize("min_requests", [0, 1])
+def test_a_sidecar_that_cannot_count_shows_nothing_and_is_named(min_requests: int) -> None:
+    world = World(pods=2, canary=Canary(pods=1, soak_seconds=5, min_requests=min_requests))
     for pod in world.pods:
         pod.answers = None
     world.settle()
     world.bump("1.1")
-    world.settle()
-    assert world.serving() == ["1.1", "1.1"]  # it has soaked, and nobody asked for more
-    world.bump("1.2", rollout=Rollout(canary=Canary(pods=1, soak_seconds=5, min_requests=1)))
     wait(world, 60)
-    assert world.serving() == ["1.2", "1.1"]
+    assert world.serving() == ["1.1", "1.0"]  # its errors cannot be seen either
     assert "the sidecar of pod pod-1 is too old to count requests" in ready_message(world)
 
 
@@ -267,3 +265,25 @@ def test_the_canary_keeps_to_max_unavailable(pods: int) -> None:
     world.settle()
     assert all(len(names) == 1 for names in started(world))
     assert world.serving() == ["1.1"] * 4
+
+
+def test_a_canary_that_no_client_reaches_has_not_soaked() -> None:
+    world = soaking(soak_seconds=30)
+    first = canary_pods(world)[0]
+    first.ready = False
+    wait(world, 60)
+    assert world.serving().count("1.1") == 2
+    first.ready = True
+    world.settle()
+    assert world.serving() == ["1.1"] * 4
+
+
+def test_a_pod_that_was_down_before_is_no_part_of_a_canary_of_all() -> None:
+    world = World(pods=2, canary=Canary(pods=2, soak_seconds=30), max_unavailable=2)
+    world.settle()
+    world.pods[1].quarantined, world.pods[1].ready = True, False
+    world.bump("1.1")
+    wait(world, 60)
+    assert world.pods[0].live == GOOD["1.1"]
+    assert world.assignment is not None
+    assert world.assignment.stable == GOOD["1.1"].target

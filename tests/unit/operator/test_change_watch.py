@@ -1,11 +1,13 @@
 """Who reads the fleet's change policy: what holds before it was read, and when it cannot be."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from modelswap_operator.effects.kube import ApiError, ApiUnavailable
 from modelswap_operator.planning.changes import ChangePolicy
+from modelswap_operator.runtime import changes
 from modelswap_operator.runtime.changes import ChangeWatch
 
 AWAY = ApiUnavailable(verb="get", path="/", status=503, message="overloaded")
@@ -59,3 +61,28 @@ async def test_without_a_policy_or_the_right_to_read_it_nothing_is_held_back(
     reader, _, _ = watch(answer)
     await reader.look()
     assert reader.policy() == ChangePolicy()
+
+
+async def test_a_right_that_is_lost_for_a_moment_lifts_no_freeze() -> None:
+    reader, _, _ = watch({"data": {"freeze": "true"}}, FORBIDDEN)
+    await reader.look()
+    await reader.look()
+    assert reader.policy().frozen
+
+
+async def test_an_answer_that_is_none_is_outlived(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, kube, _ = watch({"data": {"freeze": "true"}})
+    passes = 0
+
+    async def get(path: str) -> dict[str, Any]:
+        nonlocal passes
+        passes += 1
+        if passes == 1:
+            raise ValueError("not JSON")
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(kube, "get", get)
+    monkeypatch.setattr(changes, "POLL_SECONDS", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await reader.run()
+    assert passes == 2

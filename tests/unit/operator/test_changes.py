@@ -65,6 +65,7 @@ def test_a_window_follows_its_zones_clock() -> None:
         ({"windows": "weekdays"}, "window 'weekdays' is not like"),
         ({"windows": "Mon 25:00-26:00 UTC"}, "is not like"),
         ({"windows": "Mon 09:00-10:00 Mars/Olympus"}, "is not like"),
+        ({"windows": "Mon 09:00-10:00 Europe"}, "is not like"),
         ({"windows": "Foo 09:00-10:00 UTC"}, "is not like"),
     ],
 )

@@ -1,5 +1,7 @@
 """What the kubectl plugin concludes from objects: who writes them, which way leads back, why a slot is not Ready."""
 
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,10 +11,11 @@ from modelswap_engine.protocol.assignment import Assignment
 from modelswap_operator.api.modelversion import VersionCount
 from modelswap_operator.cli import views
 from modelswap_operator.cli.asking import STRANGERS, one_of_each
+from modelswap_operator.cli.doctor import write_archive
 from modelswap_operator.cli.engines import account_of, control_port
 from modelswap_operator.cli.failures import PluginError
 from modelswap_operator.cli.findings import Facts, Level, findings
-from modelswap_operator.cli.slots import Slot, manager_of, patch_to, revision_to_return_to, slot_of
+from modelswap_operator.cli.slots import Slot, change_to, manager_of, patch_to, revision_to_return_to, slot_of
 
 A, B, C = ("sha256:" + letter * 64 for letter in "abc")
 
@@ -136,6 +139,28 @@ def test_a_good_version_leads_back_to_the_one_before() -> None:
 def test_a_pin_is_taken_away_where_the_revision_has_none() -> None:
     back = revision_to_return_to(slot(history=[revision(5, "1.0", "")]), 5)
     assert patch_to(back)["spec"]["source"] == {"uri": "file:///models/1.0", "digest": None}
+
+
+def test_what_is_written_is_refused_when_the_spec_has_changed_since_and_only_then() -> None:
+    now = slot(history=[revision(7, "1.1", B), revision(5, "1.0", A)])
+    guard, *changes = change_to(revision_to_return_to(now, None), now)
+    assert guard == {"op": "test", "path": "/metadata/generation", "value": 3}
+    assert changes == [
+        {"op": "replace", "path": "/spec/version", "value": "1.0"},
+        {"op": "replace", "path": "/spec/source/uri", "value": "file:///models/1.0"},
+        {"op": "add", "path": "/spec/source/digest", "value": A},
+    ]
+
+
+def test_a_bundle_is_its_owners_alone_whatever_was_there(tmp_path: Path) -> None:
+    secret, path = tmp_path / "elsewhere", tmp_path / "bundle.tar.gz"
+    secret.write_text("untouched")
+    path.symlink_to(secret)
+    write_archive(path, {"a.txt": "x"}, folder="bundle", at=0)
+    assert (secret.read_text(), path.is_symlink()) == ("untouched", False)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(path) as archive:
+        assert archive.getnames() == ["bundle/a.txt"]
 
 
 @pytest.mark.parametrize(("wanted", "says"), [(None, "no other version that was served"), (4, "no revision 4")])

@@ -13,7 +13,7 @@ from modelswap_engine.backends.external.plain.live import Held, Retained, Staged
 from modelswap_engine.backends.external.plain.preflight import check_fit, check_whole
 from modelswap_engine.backends.external.plain.sums import Sums, after, worked_out
 from modelswap_engine.backends.port import Stage, StageRetained, TensorRange
-from modelswap_engine.protocol.errors import NotFound, Unverifiable
+from modelswap_engine.protocol.errors import NotFound, Refused, SourceUnreadable, Unverifiable
 
 _FOLDERS: Final = "exchanges"
 
@@ -97,9 +97,16 @@ class Staging:
 
     async def _both_ways(self, operation_id: str, there: Written, before: Held, target: Held, found: Found) -> Staged:
         names = [item.name for item in there.tensors]
-        back = await self._write(
-            [before.tensors[name] for name in names], before.directory, found, model=before.tensors
-        )
+        try:
+            back = await self._write(
+                [before.tensors[name] for name in names], before.directory, found, model=before.tensors
+            )
+        except Refused as error:  # said of what serves now, not of the version that is to come
+            raise SourceUnreadable(
+                f"the files of version {before.digest}, which serves now, could not be read again for the way back: "
+                f"{error.message}",
+                advice="bring them back as they were, or start the engine on the new version",
+            ) from error
         return Staged(
             operation_id=operation_id,
             there=_folder(there),
