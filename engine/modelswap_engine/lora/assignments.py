@@ -52,6 +52,11 @@ class Assignments:
             owner_uid=record.owner_uid, epoch=record.epoch, revision=record.revision, released=record.released
         )
 
+    def decisions(self) -> dict[str, Accepted]:
+        """Return :meth:`decision` for all names that are assigned now."""
+        found = {name: self.decision(name) for name in self.adapters}
+        return {name: accepted for name, accepted in found.items() if accepted is not None}
+
     async def accept(self, fence: Fence, adapters: Sequence[AssignedAdapter]) -> None:
         """Take an assignment from a call.
 

@@ -88,7 +88,6 @@ class AdapterDesk:
             registrations=self._registrations,
             check_name=self._check_name,
             clock=clock,
-            seconds=settings.load_seconds,
             pod_uid=settings.pod_uid,
         )
 
@@ -100,7 +99,8 @@ class AdapterDesk:
         self._assignments.attach(base)
 
     async def restore(self, digest: str) -> None:
-        """Bring back what belongs to a base that was loaded as a whole."""
+        """Bring back what belongs to a base that was loaded as a whole, as far as it can be had in time."""
+        began, seconds = self._clock.monotonic(), self._settings.load_seconds
         if self._together is not None and digest == self._together.target and self._together.switched:
             await self.settle()  # it cannot be taken back any more
         elif self._together is not None:
@@ -110,9 +110,9 @@ class AdapterDesk:
             self._registry.limits = self._settings.limits_in(layout)
         self._changes.restoring = digest
         await self._assignments.adopt()
-        restoring = Restoring(self._registry, self._shelf, read=self._read)
-        await restoring.run(digest, list(self._registrations.values()))
-        await self._following.bring_all()
+        restoring = Restoring(self._registry, self._shelf, read=self._read, clock=self._clock)
+        await restoring.run(digest, list(self._registrations.values()), seconds=seconds / 2)  # the rest is for new ones
+        await self._following.bring_all(max(0.0, seconds - (self._clock.monotonic() - began)))
         self._registrations.base.touch()
 
     async def assess(self, change: AdapterChange, *, target: str) -> Effect:
@@ -126,7 +126,8 @@ class AdapterDesk:
         for source in change.sources:
             self._check_name(source.name)
             bases = {other.base_digest for other in change.sources}
-            await self._registrations.came_with_base(source, bases=bases)
+            assigned = self._assignments.decision(source.name)
+            await self._registrations.came_with_base(source, bases=bases, assigned=assigned)
 
     async def stage(self, operation_id: str, change: AdapterChange, *, target: str) -> None:
         """Bring what belongs to the new base into the engine's memory."""
@@ -135,7 +136,11 @@ class AdapterDesk:
         # Ahead of the commit: after a crash whichever base comes up has its own. For the old one it changes nothing.
         for source in self._together.bound():
             before = self._registrations.get(source.name)
-            await self._registrations.came_with_base(source, bases={self._together.source, target})
+            await self._registrations.came_with_base(
+                source,
+                bases={self._together.source, target},
+                assigned=self._together.decisions.get(source.name),
+            )
             self._together.ahead[source.name] = (before, self._registrations[source.name])
 
     def seal(self) -> None:
@@ -164,10 +169,13 @@ class AdapterDesk:
                 await self._registrations.put_back(name, before, unless=after)
         live = self._registrations.base.live_ref()
         bases = {together.target, together.source, live.digest if live is not None else ""}
-        for source in together.end(drain_seconds=self._settings.drain_seconds):
-            await self._registrations.came_with_base(source, bases=bases)
-            if self._registry.has(source.name):
-                await self._changes.place_now(self._registry.resolve(source.name))
+        for entry, source in together.end(drain_seconds=self._settings.drain_seconds):
+            if not entry.registered:
+                continue  # somebody decided about the name after the commit, which is not to be undone
+            assigned = together.decisions.get(source.name)
+            await self._registrations.came_with_base(source, bases=bases, assigned=assigned)
+            if entry.registered:
+                await self._changes.place_now(entry)
         self._registrations.base.touch()
         self._following.wake()
 
@@ -178,7 +186,7 @@ class AdapterDesk:
             shelf=self._shelf,
             registered=self._registrations,
             assigned=self._assignments.source_for,
-            names=tuple(self._assignments.adapters),
+            decisions=self._assignments.decisions(),
             source=live.digest if live is not None else "",
             target=target,
             change=change,

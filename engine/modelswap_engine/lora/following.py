@@ -1,8 +1,8 @@
 """Bringing a pod's adapters to what is assigned to it, and keeping them there.
 
-Level-triggered: whatever differs from the assignment is worked on, one task for each name, so that an adapter whose
-source hangs or is bad keeps no other one waiting. What cannot be had leaves what is served under its name alone, is
-told in the state, and is tried again.
+Level-triggered: whatever differs from the assignment is worked on, one task for each name. Some are read at the same
+time, so one whose source hangs or is bad keeps no other waiting unless there are as many of them; what is taken away
+waits for none. What cannot be had leaves what is served under its name alone, is told in the state, and is tried again.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from modelswap_engine.lora.assignments import Assignments
 from modelswap_engine.lora.changes import Changes
+from modelswap_engine.lora.reading import defect
 from modelswap_engine.lora.registrations import Registrations
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.shelf import Shelf, log
@@ -19,6 +20,7 @@ from modelswap_engine.protocol.adapters import AdapterSource, AssignedProblem, A
 from modelswap_engine.protocol.assignment import AssignedAdapter
 from modelswap_engine.protocol.errors import (
     AdapterLimit,
+    AdapterNotFound,
     Cancelled,
     IncompatibleAdapter,
     InsufficientMemory,
@@ -34,6 +36,8 @@ FILE_SECONDS: Final = 15.0
 """How often the mounted assignment is looked at; with an operator at work a call comes sooner."""
 
 AT_ONCE: Final = 4
+"""How many adapters are loaded at the same time."""
+
 SHORTEST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 60.0
 REFUSED_PAUSE: Final = 300.0
@@ -66,7 +70,6 @@ class Following:
         registry, shelf, registrations: what there is.
         check_name: raises when a name cannot be an adapter's.
         clock: time.
-        seconds: how long a start may wait for adapters before the base serves without them.
         pod_uid: the pod this runs in.
     """
 
@@ -80,7 +83,6 @@ class Following:
         registrations: Registrations,
         check_name: Callable[[str], None],
         clock: Clock,
-        seconds: float,
         pod_uid: str,
     ) -> None:
         self._assignments = assignments
@@ -90,7 +92,6 @@ class Following:
         self._registrations = registrations
         self._check_name = check_name
         self._clock = clock
-        self._seconds = seconds
         self._pod_uid = pod_uid
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -117,22 +118,29 @@ class Following:
 
     async def _run(self) -> None:
         while True:
-            self._woken.clear()
-            self.follow()
-            times = [problem.retry_at for name, problem in self._problems.items() if name not in self._busy]
-            pause = max(SHORTEST_PAUSE, min([FILE_SECONDS, *(at - self._clock.monotonic() for at in times)]))
             try:
-                await within(self._clock, pause, self._woken.wait())
-            except TimeoutError:
-                await self._assignments.adopt()
+                await self._step()
+            except Exception:  # noqa: BLE001 - a defect of ours must not end this: nobody would begin it again
+                log.exception("adapters are not followed for %g s", FILE_SECONDS)
+                await self._clock.sleep(FILE_SECONDS)
+
+    async def _step(self) -> None:
+        self._woken.clear()
+        self.follow()
+        times = [problem.retry_at for name, problem in self._problems.items() if name not in self._busy]
+        pause = max(SHORTEST_PAUSE, min([FILE_SECONDS, *(at - self._clock.monotonic() for at in times)]))
+        try:
+            await within(self._clock, pause, self._woken.wait())
+        except TimeoutError:
+            await self._assignments.adopt()
 
     # A start
 
-    async def bring_all(self) -> None:
+    async def bring_all(self, seconds: float) -> None:
         """Have what is assigned, and nothing else, before requests are let in, as far as that can be had in time."""
         self.follow(starting=True)
         try:
-            await within(self._clock, self._seconds, self._idle())
+            await within(self._clock, seconds, self._idle())
         except TimeoutError:
             log.warning("the base serves before %d of its adapters are there", len(self._busy))
         self.wake()
@@ -207,16 +215,9 @@ class Following:
         if name in self._busy:
             work.close()
             return
-        task = asyncio.create_task(self._in_turn(work))
+        task = asyncio.create_task(work)
         self._busy[name] = task
         task.add_done_callback(lambda _: self._ended(name))
-
-    async def _in_turn(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            async with self._turns:
-                await work
-        finally:
-            work.close()
 
     def _ended(self, name: str) -> None:
         del self._busy[name]
@@ -231,17 +232,21 @@ class Following:
 
         try:
             self._check_name(item.name)
-            await self._changes.load(
-                source,
-                fence=self._fence(record),
-                operation_id=_operation(record),
-                drain_seconds=item.drain_timeout_seconds,
-                entitled=entitled,
-            )
+            async with self._turns:
+                await self._changes.load(
+                    source,
+                    fence=self._fence(record),
+                    operation_id=_operation(record),
+                    drain_seconds=item.drain_timeout_seconds,
+                    entitled=entitled,
+                )
         except Cancelled:
             return
         except ModelswapError as error:
             self._failed(source, error)
+        except Exception as error:  # noqa: BLE001 - a defect of ours: told, and not begun again at once
+            log.exception("adapter %s", source.name)
+            self._failed(source, defect(source.name, error))
         else:
             self._problems.pop(item.name, None)
 
@@ -256,8 +261,11 @@ class Following:
                 await self._changes.forget(name, fence=fence, operation_id=operation)
                 return
             entry = await self._changes.unload(name, fence=fence, operation_id=operation, entitled=entitled)
-        except ModelswapError as error:
-            log.warning("adapter %s is not unloaded: %s", name, error.message)
+        except (AdapterNotFound, Cancelled):
+            return  # somebody decided about it meanwhile
+        except Exception:  # noqa: BLE001 - whatever it is, it is not begun again at once
+            log.exception("adapter %s is not unloaded for %g s", name, LONGEST_PAUSE)
+            await self._clock.sleep(LONGEST_PAUSE)  # it stays busy, so that it is not begun again at once
         else:
             self._shelf.sweep(entry)
             self._shelf.drain(entry, self._drains.pop(name, 0.0))

@@ -13,7 +13,7 @@ from modelswap_engine.lora.digest import adapter_digest
 from modelswap_engine.lora.entries import Content
 from modelswap_engine.lora.fit import Fit, fit
 from modelswap_engine.protocol.adapters import AdapterSource
-from modelswap_engine.protocol.errors import DigestMismatch
+from modelswap_engine.protocol.errors import DigestMismatch, Internal
 from modelswap_engine.sources.port import OpenedAdapter
 
 Reader = Callable[[AdapterSource, str], Awaitable["Read"]]
@@ -91,3 +91,12 @@ async def read(fitting: Fitting, *, operation_id: str) -> Read:
         ),
     )
     return Read(content=content, order=order)
+
+
+def defect(name: str, error: Exception) -> Internal:
+    """Return the typed form of an error that only a defect of ours can raise while an adapter is brought in."""
+    return Internal(
+        f"adapter {name} could not be loaded: {type(error).__name__} in the engine",
+        advice="report it with the engine's log; what is assigned is tried again",
+        details={"adapter": name},
+    )

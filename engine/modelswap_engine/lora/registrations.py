@@ -81,11 +81,14 @@ class Registrations(Mapping[str, Registered]):
         Raises:
             ForeignOwner, StaleRevision: it is.
         """
-        known = self.get(target.version)
+        fences.check_order(fence, self._last(target.version, assigned), target=target)
+
+    def _last(self, name: str, assigned: Accepted | None) -> Accepted | None:
+        known = self.get(name)
         accepted = known.accepted if known is not None else None
         if assigned is not None and (accepted is None or accepted.order <= assigned.order):
-            accepted = assigned
-        fences.check_order(fence, accepted, target=target)
+            return assigned
+        return accepted
 
     async def decided(
         self, fence: Fence, target: VersionRef, source: AdapterSource | None, *, operation_id: str
@@ -104,15 +107,18 @@ class Registrations(Mapping[str, Registered]):
             sources = (source,)
         await self._record(Registered(name=target.version, accepted=accepted, sources=sources))
 
-    async def came_with_base(self, source: AdapterSource, *, bases: set[str]) -> None:
-        """Remember a content that comes with a base, beside those of the other bases that may come back."""
+    async def came_with_base(self, source: AdapterSource, *, bases: set[str], assigned: Accepted | None) -> None:
+        """Remember a content that comes with a base, beside those of the other bases that may come back.
+
+        ``assigned`` is the assignment that named it when it was chosen: its owner takes the name away again.
+        """
         known = self.get(source.name)
         kept = [
             other
             for other in (known.sources if known is not None else ())
             if other.base_digest != source.base_digest and other.base_digest in {"", *bases}
         ]
-        accepted = known.accepted if known is not None else Accepted()
+        accepted = self._last(source.name, assigned) or Accepted()
         await self._record(Registered(name=source.name, accepted=accepted, sources=(source, *kept)))
 
     async def put_back(self, name: str, before: Registered | None, *, unless: Registered) -> None:

@@ -1,17 +1,24 @@
 """Bringing adapters back after a whole base was loaded: at start, and when a worker was lost.
 
 Each adapter stands for itself: one that cannot be read again keeps its name, with the reason, and the base serves.
+Sources that hang hold the base up for one bound, however many they are.
 """
 
+import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 from modelswap_engine.lora.entries import Content, Entry
-from modelswap_engine.lora.reading import Reader
+from modelswap_engine.lora.reading import Reader, defect
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.shelf import Shelf, log
 from modelswap_engine.protocol.adapters import AdapterSource, adapter_id
-from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
+from modelswap_engine.protocol.errors import ErrorBody, ModelswapError, Unavailable
+from modelswap_engine.swap.clock import Clock, within
 from modelswap_engine.swap.records import Registered
+
+AT_ONCE: Final = 16
+"""How many adapters are read at the same time."""
 
 
 class Restoring:
@@ -21,15 +28,19 @@ class Restoring:
         registry: what there is.
         shelf: where it is.
         read: reads an adapter again.
+        clock: time.
     """
 
-    def __init__(self, registry: Registry, shelf: Shelf, *, read: Reader) -> None:
+    def __init__(self, registry: Registry, shelf: Shelf, *, read: Reader, clock: Clock) -> None:
         self._registry = registry
         self._shelf = shelf
         self._read = read
+        self._clock = clock
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def run(self, base_digest: str, registered: Iterable[Registered]) -> None:
-        """Bring back what belongs to the base, the pinned ones first into their slots."""
+    async def run(self, base_digest: str, registered: Iterable[Registered], *, seconds: float) -> None:
+        """Bring back what belongs to the base and can be read in time, the pinned ones first into their slots."""
+        until = self._clock.monotonic() + seconds
         registry = self._registry
         registry.lost()
         for entry in registry.entries():
@@ -39,20 +50,29 @@ class Restoring:
         for entry in registry.registered():
             if entry.content.name not in served:
                 self._shelf.sweep(registry.withdraw(entry.content.name))
-        for source in wanted:
-            if source is not None:
-                await self._bring_back(source)
+        await asyncio.gather(*(self._bring_back(source, until) for source in wanted if source is not None))
         for entry in sorted(registry.registered(), key=lambda entry: (not entry.pinned, -entry.used)):
             if entry.present and not await self._place(entry):
                 break
 
-    async def _bring_back(self, source: AdapterSource) -> None:
-        async with self._shelf.name(source.name):
+    async def _bring_back(self, source: AdapterSource, until: float) -> None:
+        async with self._turns, self._shelf.name(source.name):
             try:
-                brought = await self._read(source, "restore")
+                brought = await within(
+                    self._clock, max(0.0, until - self._clock.monotonic()), self._read(source, "restore")
+                )
                 entry = await self._shelf.bring(brought)
+            except TimeoutError:
+                late = Unavailable(
+                    f"adapter {source.name} was not read before the base had to serve",
+                    advice="check the volume of its source; what is assigned is tried again, else load it again",
+                )
+                self._failed(source, late.body())
             except ModelswapError as error:
                 self._failed(source, error.body())
+            except Exception as error:  # noqa: BLE001 - a defect of ours; the base serves all the same
+                log.exception("adapter %s", source.name)
+                self._failed(source, defect(source.name, error).body())
             else:
                 self._publish(entry, brought.content)
 

@@ -18,6 +18,7 @@ from modelswap_engine.lora.shelf import Shelf
 from modelswap_engine.protocol.adapters import AdapterChange, AdapterSource, OnIncompatible
 from modelswap_engine.protocol.errors import IncompatibleAdapter, ModelswapError, Refused
 from modelswap_engine.swap.companion import Effect
+from modelswap_engine.swap.fence import Accepted
 from modelswap_engine.swap.records import Registered
 
 Open = Callable[[AdapterSource], Awaitable[Fitting]]
@@ -42,7 +43,7 @@ class Together:
     Attributes:
         registered: what is registered now, by name; the desk's own mapping.
         assigned: what is assigned; that comes before what was registered for a base once.
-        names: the names that are assigned.
+        decisions: the assignment by name, as it was when this began.
         source, target: digests of the old and the new base.
         change: what was asked for.
         ahead: what was registered before and after contents for the new base were remembered ahead of its commit.
@@ -52,7 +53,7 @@ class Together:
     shelf: Shelf
     registered: Mapping[str, Registered]
     assigned: Assigned
-    names: tuple[str, ...]
+    decisions: Mapping[str, Accepted]
     source: str
     target: str
     change: AdapterChange
@@ -112,8 +113,12 @@ class Together:
             )
 
     def bound(self) -> list[AdapterSource]:
-        """Return the staged contents that are bound to the new base."""
-        return [staged.source for staged in self._staged.values() if staged.source.base_digest == self.target]
+        """Return the staged contents that are bound to the new base, of names that nobody decided about meanwhile."""
+        return [
+            staged.source
+            for name, staged in self._staged.items()
+            if staged.source.base_digest == self.target and not self._overtaken(name, staged)
+        ]
 
     def seal(self) -> None:
         """Look once more before the engine stops: names may have come since. From now on none bound to a base does.
@@ -143,7 +148,11 @@ class Together:
         """Let all names lead to what they led to before; without a switch there is nothing to do."""
         for name, former in reversed(self._undo):
             now = self.registry.resolve(name) if self.registry.has(name) else None
-            if former is not None:
+            known = self.registered.get(name)
+            if former is not None and known is not None and not known.sources:  # unloaded after the switch
+                self.registry.unstage(former, former.content)
+                self.shelf.sweep(former)
+            elif former is not None:
                 self.registry.publish(former, former.content)
             elif now is not None:
                 self.registry.withdraw(name)
@@ -151,8 +160,8 @@ class Together:
                 self.shelf.sweep(now)
         self._undo, self._switched, self.switched = [], [], False
 
-    def end(self, *, drain_seconds: float) -> list[AdapterSource]:
-        """Give back what is not wanted any more; return the contents that took names over."""
+    def end(self, *, drain_seconds: float) -> list[tuple[Entry, AdapterSource]]:
+        """Give back what is not wanted any more; return the contents that took names over, and where they are from."""
         for staged in self._staged.values():
             self.registry.unstage(staged.entry, staged.content)
             self.shelf.sweep(staged.entry)
@@ -160,7 +169,7 @@ class Together:
             if former is not None:
                 self.registry.unstage(former, former.content)
                 self.shelf.drain(former, drain_seconds)
-        switched = [staged.source for staged in self._switched]
+        switched = [(staged.entry, staged.source) for staged in self._switched]
         self._staged, self._undo, self._switched = {}, [], []
         return switched
 
@@ -172,7 +181,7 @@ class Together:
 
     def _waiting(self) -> set[str]:
         """Names that are assigned a content for just the new base: that comes with it, whatever there was before."""
-        found = {name: self.assigned(name, self.target) for name in self.names}
+        found = {name: self.assigned(name, self.target) for name in self.decisions}
         return {name for name, source in found.items() if source is not None and source.base_digest == self.target}
 
     def _source(self, name: str) -> AdapterSource | None:

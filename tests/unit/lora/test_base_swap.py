@@ -18,7 +18,7 @@ from modelswap_engine.protocol.messages import Fence, PlanRequest, RollbackReque
 from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.companion import Companion
-from tests.support.fake_adapters import FakeHost, FakeOpener
+from tests.support.fake_adapters import FakeHost, FakeOpened, FakeOpener
 from tests.support.fake_backend import FakeBackend, Fault
 from tests.support.swapping import OWNER, POD, World, checkpoint, request
 
@@ -78,6 +78,17 @@ class AdapterWorld(World):
         await self.clock.run(self.coordinator.swap(order))
         await self.clock.settle()
 
+    async def assign(self, *contents: str, revision: int) -> None:
+        """Assign adapter ``a`` these contents, each for the next base; without one it is taken away."""
+        sources = [
+            AssignedSource(uri=self.opener.put(f"file:///adapters/{content}", content), base_digest=self.next.digest)
+            for content in contents
+        ]
+        items = [AssignedAdapter(name="a", sources=sources)] if sources else []
+        fence = Fence(pod_uid=POD, owner_uid=OWNER, epoch=1, revision=revision)
+        await self.clock.run(self.desk.assign(AssignAdaptersRequest(fence=fence, adapters=items)))
+        await self.clock.settle()
+
     def serving(self) -> dict[str, str]:
         """What each name leads to; the engine has all of it."""
         registered = {status.name: status.id for status in self.desk.registered()}
@@ -91,6 +102,18 @@ class AdapterWorld(World):
         for entry in self.desk._registry.entries():
             assert (entry.claims, entry.pin_claims, entry.references) == (0, 0, 0), entry.id
         assert self.desk._together is None
+
+
+def hold_of(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Keep a method from beginning until the event is set."""
+    held, act = asyncio.Event(), getattr(owner, name)
+
+    async def slow(*arguments: Any, **more: Any) -> Any:
+        await held.wait()
+        return await act(*arguments, **more)
+
+    monkeypatch.setattr(owner, name, slow)
+    return held
 
 
 @pytest.fixture
@@ -152,6 +175,47 @@ async def test_an_assigned_content_that_only_the_new_base_has_comes_with_it(worl
     status = await world.change(world.next)
     assert status.plan is not None
     assert (status.plan.adapters, set(world.serving())) == ([f"a: {uri}"], {"a"})
+    await world.settled()
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["new", "known-once"])
+@pytest.mark.parametrize("when", ["read", "prepare", "verify", "resume", "release"])
+async def test_what_is_taken_away_while_the_base_changes_does_not_stay(
+    world: AdapterWorld, monkeypatch: pytest.MonkeyPatch, when: str, before: bool
+) -> None:
+    """Its only source came with the new base, so nothing else than the swap ever brought it."""
+    if before:
+        await world.load(world.source("a", "a-once"))
+        fence = Fence(pod_uid=POD, owner_uid="adapter a", epoch=1, revision=1)
+        await world.clock.run(world.desk.unload("a", UnloadAdapterRequest(fence=fence)))
+    await world.assign("a-new", revision=2)
+    hold = hold_of(FakeOpened, "hash", monkeypatch) if when == "read" else hold_of(world.backend, when, monkeypatch)
+    await world.begin(world.next)
+    await world.assign(revision=3)
+    hold.set()
+    assert (await world.ended("op-1")).state is SwapState.SERVING
+    await world.clock.advance(1)
+    assert (world.serving(), world.desk.contents()) == ({}, ())
+    await world.settled()
+    await world.crash()
+    world.host.lose()
+    await world.start()
+    assert world.serving() == {}
+
+
+@pytest.mark.parametrize("step", ["verify", "resume"])
+async def test_what_is_unloaded_before_a_swap_is_taken_back_stays_away(
+    world: AdapterWorld, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    await world.load(world.source("a", "a-old", world.template))
+    hold = hold_of(world.backend, step, monkeypatch)
+    world.backend.faults[step] = Fault.ERROR
+    await world.begin(world.next, world.source("a", "a-new", world.next))
+    fence = Fence(pod_uid=POD, owner_uid="adapter a", epoch=1, revision=2)
+    await world.clock.run(world.desk.unload("a", UnloadAdapterRequest(fence=fence)))
+    hold.set()
+    assert (await world.ended("op-1")).state is SwapState.ROLLED_BACK
+    assert (world.serving(), world.desk.contents()) == ({}, ())
     await world.settled()
 
 

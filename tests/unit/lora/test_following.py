@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock
 
 import pytest
 
+from modelswap_engine.lora.following import AT_ONCE
+from modelswap_engine.lora.registry import Registry
 from modelswap_engine.protocol.adapter_calls import (
     AssignAdaptersRequest,
     ResolveAdaptersRequest,
@@ -21,6 +24,7 @@ from modelswap_engine.protocol.errors import (
     WrongPod,
 )
 from modelswap_engine.protocol.messages import Fence, VersionRef
+from tests.support.fake_adapters import FakeBase
 from tests.support.following import OTHER_BASE, OWNER, World
 
 
@@ -195,6 +199,78 @@ async def test_a_start_does_not_wait_for_a_hanging_source_for_ever() -> None:
     await world.restart()
     assert (world.served(), world.clock.now - before) == ({"b": "one"}, 20)
     await world.desk.stop()
+
+
+async def test_sources_that_hang_hold_a_start_up_for_one_bound_together() -> None:
+    world = World(slots=8, load_seconds=20)
+    items = [world.item(name) for name in "abc"]
+    await world.assign(*items, revision=1)
+    await world.by_hand("mine", revision=1)
+    for item in items:
+        world.opener.hanging[item.sources[0].uri] = asyncio.Event()
+    world.write(*items, world.item("new"), revision=2)
+    before = world.clock.now
+    await world.restart()
+    assert (world.served(), world.clock.now - before) == ({"mine": "hand", "new": "one"}, 20)
+    assert {s.error.code for s in world.desk.registered() if s.error is not None} == {"Unavailable"}
+    for hanging in world.opener.hanging.values():
+        hanging.set()
+    await world.clock.advance(60)
+    assert set(world.served()) == {"a", "b", "c", "mine", "new"}
+    await world.desk.stop()
+
+
+async def test_what_is_taken_away_waits_for_no_source_that_hangs(world: World) -> None:
+    await world.assign(world.item("gone"), revision=1)
+    slow = [world.item(f"slow-{number}") for number in range(AT_ONCE)]
+    for item in slow:
+        world.opener.hanging[item.sources[0].uri] = asyncio.Event()
+    told = await world.assign(*slow, revision=2)
+    assert (world.served(), told.open) == ({}, AT_ONCE)
+
+
+async def test_a_defect_in_a_load_is_told_and_tried_again_after_a_pause(world: World) -> None:
+    item = world.item("a")
+    defects: dict[str, Exception] = {item.sources[0].uri: KeyError("ours")}
+    world.opener.errors = defects  # type: ignore[assignment]
+    told = await world.assign(item, world.item("b"), revision=1)
+    assert [(p.name, p.attempts, p.error is not None and p.error.code) for p in told.problems] == [("a", 1, "Internal")]
+    await world.clock.advance(10)
+    assert world.told.problems[0].attempts == 4  # after 1, 2 and 4 s
+    await world.restart()
+    assert world.served() == {"b": "one"}
+    defects.clear()
+    await world.clock.advance(20)
+    assert (world.served(), world.problems()) == ({"a": "one", "b": "one"}, {})
+
+
+async def test_a_defect_in_taking_away_does_not_spin(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.assign(world.item("a"), revision=1)
+    calls = 0
+
+    def broken(registry: Registry, name: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise AssertionError("it is begun again at once")
+        raise KeyError("ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "withdraw", broken)
+        told = await world.assign(revision=2)
+    assert (calls, told.open, world.served()) == (1, 1, {"a": "one"})
+    await world.clock.advance(61)
+    assert (world.told.open, world.served()) == (0, {})
+
+
+async def test_a_defect_in_a_round_ends_that_round_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.assign(world.item("a"), revision=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeBase, "assignment", AsyncMock(side_effect=KeyError("ours")))
+        await world.clock.advance(20)
+    await world.assign(world.item("b"), revision=2)
+    await world.clock.advance(20)
+    assert world.served() == {"b": "one"}
 
 
 async def test_a_newer_file_is_followed_without_a_call(world: World) -> None:
