@@ -3,9 +3,9 @@
 Everything that can be known without the engine is known before it is asked for anything. Knows no registry.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
 from modelswap_engine.lora.config import AdapterConfig, parse_config
@@ -16,7 +16,7 @@ from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.errors import DigestMismatch, Internal
 from modelswap_engine.sources.port import OpenedAdapter
 
-Reader = Callable[[AdapterSource, str], Awaitable["Read"]]
+Reader = Callable[[AdapterSource, str], Coroutine[Any, Any, "Read"]]
 """Reads an adapter for an operation, or raises what is wrong with it."""
 
 
