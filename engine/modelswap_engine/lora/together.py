@@ -148,11 +148,7 @@ class Together:
         """Let all names lead to what they led to before; without a switch there is nothing to do."""
         for name, former in reversed(self._undo):
             now = self.registry.resolve(name) if self.registry.has(name) else None
-            known = self.registered.get(name)
-            if former is not None and known is not None and not known.sources:  # unloaded after the switch
-                self.registry.unstage(former, former.content)
-                self.shelf.sweep(former)
-            elif former is not None:
+            if former is not None:
                 self.registry.publish(former, former.content)
             elif now is not None:
                 self.registry.withdraw(name)
