@@ -77,8 +77,12 @@ async def test_a_canary_serves_clients_before_the_other_pod_follows(slot: Slot) 
     await asyncio.to_thread(slot.wait_field, "{.status.rollout.soak[0].bootID}")
     live = [(await asyncio.to_thread(slot.state, pod)).live for pod in slot.pods().values()]
     assert sorted(ref.version for ref in live if ref is not None) == ["1.0", "1.1"]  # nobody has asked it yet
+    ready = asyncio.create_task(asyncio.to_thread(slot.wait_ready, generation))
     async with load_on(slot):
-        await asyncio.to_thread(slot.wait_ready, generation)
+        # Streams keep their connections, and a Service deals those out: all may lead to the other pod.
+        while not ready.done():
+            await ask_once(slot.cluster.data_url, Question(model=slot.name, max_tokens=4))
+    await ready
     states = [await asyncio.to_thread(slot.state, pod) for pod in slot.pods().values()]
     assert {state.live.digest for state in states if state.live is not None} == {new.digest}
     counts = [count for state in states for count in state.answers or () if count.digest == new.digest]
