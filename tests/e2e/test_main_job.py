@@ -93,7 +93,7 @@ async def test_a_canary_serves_clients_before_the_other_pod_follows(slot: Slot) 
 
 async def test_an_adapter_is_there_on_all_pods_changes_with_its_base_and_goes(slot: Slot) -> None:
     old, new = manifest_of(slot.models / "v1"), manifest_of(slot.models / "v2")
-    await decided(slot, "1.0", "v1", digest=old.digest)
+    await decided(slot, "1.0", "v1")
     sources = [
         {"uri": f"file://{slot.inside('adapters/' + letter)}", "baseDigest": base}
         for letter, base in (("k", old.digest), ("K", new.digest))
@@ -147,7 +147,7 @@ async def test_suspend_publishes_the_plan_and_does_nothing(slot: Slot) -> None:
 
 async def test_the_kubectl_plugin_asks_the_pods_and_goes_back(slot: Slot, tmp_path: Path) -> None:
     old, new = manifest_of(slot.models / "v1"), manifest_of(slot.models / "v2")
-    await decided(slot, "1.0", "v1", digest=old.digest)
+    await decided(slot, "1.0", "v1")
     await decided(slot, "1.1", "v2", digest=new.digest)
 
     async def run(*arguments: str, stdin: str | None = None) -> str:
@@ -176,3 +176,5 @@ async def test_the_kubectl_plugin_asks_the_pods_and_goes_back(slot: Slot, tmp_pa
     assert "Ready" in await run("doctor", slot.name)
     for pod in slot.pods().values():
         assert (await asyncio.to_thread(slot.check, pod)).digest == old.digest
+    await decided(slot, "1.1", "v2")
+    await decided(slot, "1.0", "v1")  # without the pin that going back has set: the next test asks for it so
