@@ -14,8 +14,9 @@ from modelswap_engine.protocol.assignment import Assignment
 from modelswap_operator.api.modelversion import Canary, OnFailure
 from modelswap_operator.planning.actions import StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.changes import ChangePolicy
-from tests.property.test_slot_rollouts import PICK, Rollouts
+from tests.property.test_slot_rollouts import Rollouts
 from tests.support.sim_pod import CATALOG, GOOD, SimPod
+from tests.support.slot_fate import PICK
 from tests.support.slot_world import World
 
 Seen = tuple[str, int, datetime, int, int]

@@ -4,16 +4,16 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from modelswap_engine.protocol.adapters import OnIncompatible
 from modelswap_operator.api.loraadapter import Placement
 from modelswap_operator.api.modelversion import AdaptersSpec
 from modelswap_operator.planning.actions import SendAdapters, StartSwaps, Wait, WriteAssignment
 from tests.support.adapter_world import AdapterWorld, source, uri
-from tests.support.sim_pod import GOOD, SimPod, digest
+from tests.support.sim_pod import GOOD, digest
+from tests.support.slot_fate import PICK, SlotFate
 
-PICK = st.integers(0, 5)
 BASES = ["", *(release.digest for release in GOOD.values())]
 CONTENTS = st.sampled_from("123")
 SOURCES = st.dictionaries(st.sampled_from(BASES), st.tuples(CONTENTS, st.booleans()), min_size=1, max_size=3)
@@ -25,7 +25,7 @@ def sources_of(drawn: dict[str, tuple[str, bool]]) -> tuple[Any, ...]:
     return tuple(source(content, base=base, pin=pin) for base, (content, pin) in sorted(drawn.items()))
 
 
-class AdapterRollouts(RuleBasedStateMachine):
+class AdapterRollouts(SlotFate):
     """Users edit both kinds, pods come, go and restart, the operator is killed; between all that it makes passes."""
 
     @initialize(pods=st.integers(1, 3), unload=st.booleans())
@@ -81,10 +81,6 @@ class AdapterRollouts(RuleBasedStateMachine):
     def bump(self, version: str) -> None:
         self.world.bump(version)
 
-    @rule()
-    def suspend_or_not(self) -> None:
-        self.world.edit(suspend=not self.world.spec.suspend)
-
     @precondition(lambda self: self.world.pods)
     @rule(pick=PICK, name=st.sampled_from(NAMES))
     def overrule(self, pick: int, name: str) -> None:
@@ -94,9 +90,6 @@ class AdapterRollouts(RuleBasedStateMachine):
 
     # Fate
 
-    def _pod(self, pick: int) -> SimPod:
-        return self.world.pods[pick % len(self.world.pods)]
-
     @rule(content=CONTENTS, retryable=st.booleans())
     def break_source(self, content: str, retryable: bool) -> None:
         self.world.break_content(content, retryable=retryable)
@@ -104,26 +97,6 @@ class AdapterRollouts(RuleBasedStateMachine):
     @rule(content=CONTENTS)
     def mend_source(self, content: str) -> None:
         self.world.contents[uri(content)] = digest(content)
-
-    @rule()
-    def kill_operator(self) -> None:
-        self.world.kill_operator()
-
-    @precondition(lambda self: self.world.pods)
-    @rule(pick=PICK)
-    def restart_pod(self, pick: int) -> None:
-        self._pod(pick).restart()
-
-    @precondition(lambda self: self.world.pods)
-    @rule(pick=PICK)
-    def cut_off_or_not(self, pick: int) -> None:
-        pod = self._pod(pick)
-        pod.reachable = not pod.reachable
-
-    @precondition(lambda self: len(self.world.pods) > 1)
-    @rule(pick=PICK)
-    def lose_pod(self, pick: int) -> None:
-        self.world.pods.remove(self._pod(pick))
 
     @precondition(lambda self: len(self.world.pods) < 4)
     @rule()

@@ -2,20 +2,20 @@
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from modelswap_operator.api.modelversion import OnFailure
 from modelswap_operator.planning.actions import CancelSwaps, RecordFailure, StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.changes import ChangePolicy
 from modelswap_operator.planning.rollout import allowed
-from tests.support.sim_pod import BAD, CATALOG, GOOD, SimPod
+from tests.support.sim_pod import BAD, CATALOG, GOOD
+from tests.support.slot_fate import PICK, SlotFate
 from tests.support.slot_world import World
 
-PICK = st.integers(0, 5)
 MUTATIONS = (WriteAssignment, StartSwaps, CancelSwaps)
 
 
-class Rollouts(RuleBasedStateMachine):
+class Rollouts(SlotFate):
     """Users edit, pods fail and die, the operator is killed; between all that it makes passes."""
 
     @initialize(
@@ -85,29 +85,7 @@ class Rollouts(RuleBasedStateMachine):
     def bump(self, version: str) -> None:
         self.world.bump(version)
 
-    @rule()
-    def suspend_or_not(self) -> None:
-        self.world.edit(suspend=not self.world.spec.suspend)
-
     # Fate
-
-    def _pod(self, pick: int) -> SimPod:
-        return self.world.pods[pick % len(self.world.pods)]
-
-    @rule()
-    def kill_operator(self) -> None:
-        self.world.kill_operator()
-
-    @precondition(lambda self: self.world.pods)
-    @rule(pick=PICK)
-    def restart_pod(self, pick: int) -> None:
-        self._pod(pick).restart()
-
-    @precondition(lambda self: self.world.pods)
-    @rule(pick=PICK)
-    def cut_off_or_not(self, pick: int) -> None:
-        pod = self._pod(pick)
-        pod.reachable = not pod.reachable
 
     @precondition(lambda self: any(p.busy and p.ready and p.reachable for p in self.world.pods))
     @rule()
@@ -124,11 +102,6 @@ class Rollouts(RuleBasedStateMachine):
     def ready_or_not(self, pick: int) -> None:
         pod = self._pod(pick)
         pod.ready = not pod.ready and pod.live is not None
-
-    @precondition(lambda self: len(self.world.pods) > 1)
-    @rule(pick=PICK)
-    def lose_pod(self, pick: int) -> None:
-        self.world.pods.remove(self._pod(pick))
 
     @precondition(lambda self: len(self.world.pods) < 6)
     @rule(ready=st.booleans())

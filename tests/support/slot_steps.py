@@ -12,6 +12,15 @@ def started(world: World) -> list[tuple[str, ...]]:
     return [tuple(o.pod.name for o in a.orders) for a in world.actions(StartSwaps)]
 
 
+def named_first(world: World) -> list[str]:
+    """Go on until the first pods are named in the assignment, and return their UIDs."""
+    for _ in range(3):
+        world.run_pass()
+    assert world.assignment is not None
+    assert world.assignment.candidate is not None
+    return world.assignment.candidate.pod_uids
+
+
 def until(world: World, state: SwapState, limit: int = 50) -> None:
     """Go on until some pod's operation is in a state."""
     for _ in range(limit):

@@ -22,8 +22,15 @@ from modelswap_operator.cli import views
 from modelswap_operator.cli.engines import Engines
 from modelswap_operator.cli.failures import PluginError
 from modelswap_operator.cli.kubectl import Kubectl
-from modelswap_operator.cli.looking import MODELVERSION
-from modelswap_operator.cli.options import Context, Format, Kubeconfig, Name, Namespace, cluster
+from modelswap_operator.cli.options import (
+    Context,
+    Format,
+    Kubeconfig,
+    Name,
+    Namespace,
+    cluster,
+    slot_named,
+)
 from modelswap_operator.cli.slots import Slot, slot_of
 from modelswap_operator.cli.views import Output
 
@@ -145,8 +152,7 @@ def check(
 
     Exit code 1 when a pod holds other bytes, or could not be asked.
     """
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
-    slot = slot_of(kubectl.get(MODELVERSION, name))
+    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
     engines = Engines(kubectl=kubectl, namespace=slot.namespace, slot=name)
     results: dict[str, CheckResult | str] = {}
     for pod in engines.pods():
@@ -195,8 +201,7 @@ def adapters(
     output: Format = Output.TEXT,
 ) -> None:
     """Show the adapters that each pod of a slot has, as the pods say themselves."""
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
-    slot = slot_of(kubectl.get(MODELVERSION, name))
+    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
     engines = Engines(kubectl=kubectl, namespace=slot.namespace, slot=name)
     found = {pod["metadata"]["name"]: _adapters_of(engines, pod) for pod in engines.pods()}
     if output is not Output.TEXT:

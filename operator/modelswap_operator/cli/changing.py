@@ -7,9 +7,9 @@ import typer
 
 from modelswap_operator.cli import views
 from modelswap_operator.cli.failures import PluginError
-from modelswap_operator.cli.looking import MODELVERSION, follow
-from modelswap_operator.cli.options import Context, Kubeconfig, Name, Namespace, cluster
-from modelswap_operator.cli.slots import change_to, patch_to, revision_to_return_to, slot_of
+from modelswap_operator.cli.looking import follow
+from modelswap_operator.cli.options import MODELVERSION, Context, Kubeconfig, Name, Namespace, slot_named
+from modelswap_operator.cli.slots import change_to, patch_to, revision_to_return_to
 
 FIELD_MANAGER = "modelswap-cli"
 """Not ``kubectl-…``: Flux takes back what managers of that prefix wrote."""
@@ -33,8 +33,7 @@ def rollback(
     kubeconfig: Kubeconfig = "",
 ) -> None:
     """Print the change that leads back to an earlier version; with --apply make it."""
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
-    slot = slot_of(kubectl.get(MODELVERSION, name))
+    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
     revision = revision_to_return_to(slot, to_revision)
     typer.echo(
         f"# {slot.namespace}/{name}: from {slot.spec.version} back to {revision.version}, "

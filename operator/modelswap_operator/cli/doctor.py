@@ -24,9 +24,17 @@ from modelswap_operator.cli.engines import Engines, assignment_text, control_por
 from modelswap_operator.cli.failures import ClusterError, PluginError
 from modelswap_operator.cli.findings import Facts, Level, findings
 from modelswap_operator.cli.kubectl import Kubectl
-from modelswap_operator.cli.looking import LORAADAPTER, MODELVERSION
-from modelswap_operator.cli.options import Context, Format, Kubeconfig, Name, Namespace, cluster
-from modelswap_operator.cli.slots import Slot, pods_of, slot_of
+from modelswap_operator.cli.looking import LORAADAPTER
+from modelswap_operator.cli.options import (
+    MODELVERSION,
+    Context,
+    Format,
+    Kubeconfig,
+    Name,
+    Namespace,
+    slot_named,
+)
+from modelswap_operator.cli.slots import Slot, pods_of
 from modelswap_operator.cli.views import Output
 
 T = TypeVar("T")
@@ -51,8 +59,7 @@ def doctor(
     output: Format = Output.TEXT,
 ) -> None:
     """Find out why a slot is not Ready: cause and next step, worst first; exit code 1 when there is a problem."""
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
-    slot = slot_of(kubectl.get(MODELVERSION, name))
+    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
     found = findings(collect(kubectl, slot))
     if output is not Output.TEXT:
         views.data([{"level": f.level.value, "text": f.text, "next": f.next} for f in found], output)
@@ -147,8 +154,7 @@ def support_bundle(
     kubeconfig: Kubeconfig = "",
 ) -> None:
     """Write one archive with all that is to be seen of a slot: objects, events, states, logs. No Secrets, no tokens."""
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
-    slot = slot_of(kubectl.get(MODELVERSION, name))
+    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
     path = file or Path(f"modelswap-{slot.namespace}-{name}.tar.gz")
     unseen: list[str] = []
     parts: dict[str, str] = {}

@@ -8,15 +8,24 @@ import msgspec
 import typer
 from rich.console import Group
 
-from modelswap_operator.api.labels import GROUP, LORAADAPTERS, MODELVERSIONS
+from modelswap_operator.api.labels import GROUP, LORAADAPTERS
 from modelswap_operator.cli import views
 from modelswap_operator.cli.failures import PluginError, TimedOutError, UsageError
 from modelswap_operator.cli.kubectl import Kubectl
-from modelswap_operator.cli.options import Context, Format, Kubeconfig, Name, Namespace, cluster, slots
+from modelswap_operator.cli.options import (
+    MODELVERSION,
+    Context,
+    Format,
+    Kubeconfig,
+    Name,
+    Namespace,
+    cluster,
+    slot_named,
+    slots,
+)
 from modelswap_operator.cli.slots import Slot, slot_of
 from modelswap_operator.cli.views import Output
 
-MODELVERSION = f"{MODELVERSIONS}.{GROUP}"
 LORAADAPTER = f"{LORAADAPTERS}.{GROUP}"
 
 
@@ -121,7 +130,7 @@ def history(
     output: Format = Output.TEXT,
 ) -> None:
     """Show the versions that a slot was told to serve, newest first, with the figures of each rollout."""
-    slot = slot_of(cluster(namespace=namespace, context=context, kubeconfig=kubeconfig).get(MODELVERSION, name))
+    _, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
     if output is not Output.TEXT:
         views.data(msgspec.to_builtins(slot.status.history), output)
         return

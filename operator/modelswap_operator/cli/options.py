@@ -1,13 +1,16 @@
 """Options that several commands of the plugin share, each declared once."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from modelswap_operator.api.labels import GROUP, MODELVERSIONS
 from modelswap_operator.cli.failures import ClusterError
 from modelswap_operator.cli.kubectl import Kubectl
+from modelswap_operator.cli.slots import Slot, slot_of
 from modelswap_operator.cli.views import Output
+
+MODELVERSION: Final = f"{MODELVERSIONS}.{GROUP}"
 
 
 def slots(context: typer.Context, incomplete: str) -> list[str]:
@@ -19,7 +22,7 @@ def slots(context: typer.Context, incomplete: str) -> list[str]:
         kubeconfig=given.get("kubeconfig") or "",
     )
     try:
-        names = place.run("get", f"{MODELVERSIONS}.{GROUP}", "-o", "name").split()
+        names = place.run("get", MODELVERSION, "-o", "name").split()
     except ClusterError:
         return []
     return [name for name in (line.rpartition("/")[2] for line in names) if name.startswith(incomplete)]
@@ -32,6 +35,16 @@ Namespace: TypeAlias = Annotated[str, typer.Option("-n", "--namespace", help="Na
 Context: TypeAlias = Annotated[str, typer.Option("--context", help="Context of your kubeconfig.")]
 Kubeconfig: TypeAlias = Annotated[str, typer.Option("--kubeconfig", help="Your kubeconfig; else $KUBECONFIG.")]
 Format: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="text, json or yaml.")]
+
+
+def slot_named(name: str, *, namespace: str, context: str, kubeconfig: str) -> tuple[Kubectl, Slot]:
+    """Return the cluster that the options name, and one of its slots.
+
+    Raises:
+        ClusterError: there is none of this name, or it cannot be read.
+    """
+    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    return kubectl, slot_of(kubectl.get(MODELVERSION, name))
 
 
 def cluster(*, namespace: str, context: str, kubeconfig: str, everywhere: bool = False) -> Kubectl:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -265,8 +264,12 @@ async def test_a_defect_in_taking_away_does_not_spin(world: World, monkeypatch: 
 
 async def test_a_defect_in_a_round_ends_that_round_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.assign(world.item("a"), revision=1)
+
+    async def broken(base: FakeBase) -> None:
+        raise KeyError("ours")
+
     with monkeypatch.context() as patch:
-        patch.setattr(FakeBase, "assignment", AsyncMock(side_effect=KeyError("ours")))
+        patch.setattr(FakeBase, "assignment", broken)
         await world.clock.advance(20)
     await world.assign(world.item("b"), revision=2)
     await world.clock.advance(20)

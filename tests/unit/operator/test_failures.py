@@ -6,7 +6,7 @@ from modelswap_operator.api.modelversion import OnFailure, Rollout
 from modelswap_operator.planning.actions import StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.operations import covers
 from tests.support.sim_pod import GOOD, digest
-from tests.support.slot_steps import started, until
+from tests.support.slot_steps import named_first, started, until
 from tests.support.slot_world import World
 
 
@@ -107,10 +107,7 @@ def test_an_unreachable_candidate_gives_its_place_to_another_pod() -> None:
     world = World(pods=2)
     world.settle()
     world.bump("1.1")
-    for _ in range(3):
-        world.run_pass()
-    assert world.assignment is not None
-    assert world.assignment.candidate is not None
+    named_first(world)
     world.pods.pop(0)
     world.settle()
     assert world.serving() == ["1.1"]
@@ -120,10 +117,7 @@ def test_a_first_pod_that_restarts_into_a_version_it_cannot_load_gets_the_stable
     world = World(pods=2)
     world.settle()
     world.bump("2.1")
-    for _ in range(3):
-        world.run_pass()
-    assert world.assignment is not None
-    assert world.assignment.candidate is not None
+    named_first(world)
     world.pods[0].restart()
     world.pods[0].memory.clear()  # the journal's volume was lost with it
     world.settle()
