@@ -30,7 +30,7 @@ from tests.support.engine_ranks import Client
 from tests.support.free_ports import free_port
 from tests.support.whole_folders import digest_in
 
-BOUNDS = ExternalSettings(watch=0.2, answer=5.0, misses=2, reach=600.0)
+BOUNDS = ExternalSettings(watch=0.2, answer=5.0, misses=2, reach=120.0)
 ONE_PROCESS = ("--distributed-executor-backend", "uni")
 
 

@@ -114,7 +114,7 @@ class Loading:
             error = next(reply.error for reply in replies if reply.error is not None)
             raise WorkerLost(f"the engine holds other weights than {order.digest}: {error.message}")
         await self._control.load_full(str(folder), order.digest, seconds=self._bounds.load)
-        if not await self._control.flush(seconds=self._bounds.call):
+        if not await forgets(self._control, within=self._bounds.forget, seconds=self._bounds.call):
             raise WorkerLost("the engine did not forget cached keys and values of the weights before")
 
     async def _layout(self) -> Layout:

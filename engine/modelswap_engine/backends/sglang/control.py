@@ -11,12 +11,14 @@ import hashlib
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Final
 
 from msgspec import structs
 
 from modelswap_engine.backends.adapters import AdapterOptions
 from modelswap_engine.backends.external.control import AdapterFacts, EngineFacts
+from modelswap_engine.backends.external.loading import emptied
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.sglang.answers import Checked, Done, ServerInfo
 from modelswap_engine.backends.sglang.client import SglangClient
@@ -233,8 +235,17 @@ class SglangControl:
             raise
 
     async def load_full(self, directory: str, digest: str, *, seconds: float) -> None:
-        """Load a whole checkpoint over the live tensors."""
-        done = await self.update(directory, digest, seconds=seconds)
+        """Load a whole checkpoint over the live tensors.
+
+        SGLang empties its cache in the same step, and where a request keeps it from that, calls the load failed.
+
+        Raises:
+            Busy: there are requests, and the weights are as before.
+            WorkerLost: nobody knows what is live.
+        """
+        with self._pulse.held() if self._pulse is not None else nullcontext():
+            await emptied(self, seconds=seconds)
+            done = await self.update(directory, digest, seconds=seconds)
         if not done.success:
             raise WorkerLost(
                 f"SGLang may have loaded {directory} in part: {done.message}",

@@ -7,7 +7,7 @@ background, and only a long silence counts.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.protocol.errors import ModelswapError
@@ -16,7 +16,8 @@ from modelswap_engine.protocol.errors import ModelswapError
 class Pulse:
     """Has one token made now and then.
 
-    Such a token can be on its way while weights are exchanged; it is nobody's, and gone after a few milliseconds.
+    Such a token can be on its way while weights are exchanged; it is nobody's, and gone after a few milliseconds, long
+    before SGLang answers for it. Until then the cache is not emptied.
 
     Args:
         client: the engine's routes.
@@ -40,6 +41,7 @@ class Pulse:
         self._seen = clock()
         self._next = self._seen
         self._task: asyncio.Task[None] | None = None
+        self._holders = 0
 
     def reset(self) -> None:
         """Another start: nothing is known of it, so it begins with the whole time."""
@@ -54,10 +56,19 @@ class Pulse:
             self.reset()
             return True
         now = self._clock()
-        if now >= self._next and (self._task is None or self._task.done()):
+        if now >= self._next and not self._holders and (self._task is None or self._task.done()):
             self._next = now + self._every
             self._task = asyncio.create_task(self._ask())
         return now - self._seen < self._silent
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have no further token asked for within the block."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
 
     async def _ask(self) -> None:
         with contextlib.suppress(ModelswapError):
