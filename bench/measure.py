@@ -17,7 +17,7 @@ from bench.engine import BenchEngine, SwapTime, running, unthrottled
 from bench.gate import GateRow, measure_gate
 from bench.models import SMALL, SMALL_LAYERS, BenchModel, changeable, ensure
 from bench.modes import ModesResult, measure_modes
-from bench.raw import RawSpeed, had_back, raw_speed
+from bench.raw import RawSpeed, had_back, put_out, raw_speed, volume_speed
 from bench.seen import median
 from bench.turns import Budget
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
@@ -82,10 +82,11 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class SpeedRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Bytes per second with nothing else running: the product's, and what the machine can do at best (``raw``).
 
-    0 where it was not asked for.
+    0 where it was not asked for. ``volume`` is staging what the system does not have in memory.
     """
 
     staging: float = 0.0
+    volume: float = 0.0
     check: float = 0.0
     raw: RawSpeed
 
@@ -170,7 +171,7 @@ async def _speed(
     settings: EmbeddedSettings,
 ) -> SpeedRow:
     """Measure in turns, so that whoever else uses the machine slows all of them; the best of each counts."""
-    staging, check, raw = 0.0, 0.0, list[RawSpeed]()
+    staging, volume, check, raw, disk = 0.0, 0.0, 0.0, list[RawSpeed](), 0.0
     tensors = list(model.base.values())
     report(f"raw speeds, staging, hashing live tensors, without giving way, up to {turns} turns")
     async with running(model, settings=unthrottled(settings)) as (engine, _):
@@ -179,6 +180,10 @@ async def _speed(
             if "staging" in wanted:
                 await asyncio.to_thread(had_back, sum(item.nbytes for item in tensors))
                 staging = max(staging, await engine.stage_speed(tensors))
+                disk = max(disk, await asyncio.to_thread(volume_speed, tensors))
+                await asyncio.to_thread(had_back, sum(item.nbytes for item in tensors))
+                await asyncio.to_thread(put_out, tensors)
+                volume = max(volume, await engine.stage_speed(tensors))
             check = max(check, await engine.check_speed()) if "check" in wanted else 0.0
     best = RawSpeed(
         cores=raw[0].cores,
@@ -186,8 +191,9 @@ async def _speed(
         read=max(one.read for one in raw),
         copy=max(one.copy for one in raw),
         look=max(one.look for one in raw),
+        volume=disk,
     )
-    return SpeedRow(staging=staging, check=check, raw=best)
+    return SpeedRow(staging=staging, volume=volume, check=check, raw=best)
 
 
 async def measure_swaps(

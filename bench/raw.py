@@ -32,6 +32,7 @@ class RawSpeed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         sha256: hashing.
         read: into fresh memory.
         copy: reading into a buffer that is used again.
+        volume: reading into fresh memory what is on the volume only; 0 where it was not asked for.
         look: finding the largest exponent of 16-bit values, which is how a NaN is seen.
     """
 
@@ -40,6 +41,7 @@ class RawSpeed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     read: float
     copy: float
     look: float
+    volume: float = 0.0
 
     @property
     def bound(self) -> float:
@@ -54,20 +56,35 @@ class RawSpeed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def raw_speed(tensors: Sequence[TensorRange]) -> RawSpeed:
     """Measure with the very files that are staged; they are read once before, so that both runs find them cached."""
-    cores = len(os.sched_getaffinity(0))
-    shares: list[list[TensorRange]] = [[] for _ in range(cores)]
-    for item in sorted(tensors, key=lambda item: item.nbytes, reverse=True):
-        min(shares, key=lambda share: sum(other.nbytes for other in share)).append(item)
+    shares = _shares(tensors)
     _all(shares, _copy)
     had_back(sum(item.nbytes for item in tensors))
     read = _all(shares, _read)
     return RawSpeed(
-        cores=cores,
+        cores=len(shares),
         sha256=_all(shares, _hash),
         read=read,
         copy=_all(shares, _copy),
         look=_all(shares, _look),
     )
+
+
+def volume_speed(tensors: Sequence[TensorRange]) -> float:
+    """Measure reading of files that the system does not have in memory, in bytes per second of all cores together."""
+    had_back(sum(item.nbytes for item in tensors))
+    put_out(tensors)
+    return _all(_shares(tensors), _read)
+
+
+def put_out(tensors: Sequence[TensorRange]) -> None:
+    """Have the system forget the files, as if another machine had written them. (A host of this one may keep them.)"""
+    for path in {item.path for item in tensors}:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)  # what is not written yet stays
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
 
 
 def had_back(nbytes: int) -> None:
@@ -76,6 +93,13 @@ def had_back(nbytes: int) -> None:
         area.madvise(mmap.MADV_HUGEPAGE)
         for begin in range(0, nbytes, mmap.PAGESIZE):
             area[begin] = 1
+
+
+def _shares(tensors: Sequence[TensorRange]) -> list[list[TensorRange]]:
+    shares: list[list[TensorRange]] = [[] for _ in os.sched_getaffinity(0)]
+    for item in sorted(tensors, key=lambda item: item.nbytes, reverse=True):
+        min(shares, key=lambda share: sum(other.nbytes for other in share)).append(item)
+    return shares
 
 
 def _all(shares: Sequence[Sequence[TensorRange]], work: Callable[[Sequence[TensorRange]], int]) -> float:

@@ -31,6 +31,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         reload_to_window: time of a full reload in place by the commit window, in the largest model.
         reload_to_diff, restart_to_diff: time of the alternatives by that of the diff, in the largest model.
         staging_to_bound: speed of staging by the lower of SHA-256 on all cores and reading, in the largest model.
+        volume_to_bound: the same for files that the system does not have in memory.
         staging_to_turns: the same by reading, hashing and looking for NaN in turn on all cores.
         check_to_sha256: speed of hashing live tensors by that of SHA-256 on all cores, in the largest model.
         outage_restart_to_pause: seconds without service by a restart, by the seconds that the diff paused.
@@ -47,6 +48,7 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     restart_to_diff: float | None = None
     outage_restart_to_pause: float | None = None
     staging_to_bound: float | None = None
+    volume_to_bound: float | None = None
     staging_to_turns: float | None = None
     check_to_sha256: float | None = None
 
@@ -88,6 +90,7 @@ def ratios(results: Sequence[ModelResult]) -> Ratios:
         found = msgspec.structs.replace(
             found,
             staging_to_bound=speed.staging / speed.raw.bound if speed.staging else None,
+            volume_to_bound=speed.volume / min(speed.raw.sha256, speed.raw.volume) if speed.volume else None,
             staging_to_turns=speed.staging / speed.raw.in_turn if speed.staging else None,
             check_to_sha256=speed.check / speed.raw.sha256 if speed.check else None,
         )
@@ -160,12 +163,13 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _speed_table(results: Sequence[ModelResult]) -> Table:
-    columns = ("model", "cores", "SHA-256", "read", "copy", "look", "staging", "check")
+    columns = ("model", "cores", "SHA-256", "read", "copy", "volume", "look", "staging", "staging, volume", "check")
     table = _table("Speeds with nothing else running (GB/s)", *columns)
     for result in results:
         if (row := result.speed) is None:
             continue
-        figures = (row.raw.sha256, row.raw.read, row.raw.copy, row.raw.look, row.staging, row.check)
+        best = (row.raw.sha256, row.raw.read, row.raw.copy, row.raw.volume, row.raw.look)
+        figures = (*best, row.staging, row.volume, row.check)
         table.add_row(_gigabytes(result.nbytes), str(row.raw.cores), *(f"{figure / 1e9:.2f}" for figure in figures))
     return table
 
@@ -238,6 +242,8 @@ def lines(found: Ratios) -> Iterator[str]:
         yield f"whole swap: {found.swap_seconds_per_changed_gigabyte:.1f} s for each GB that changed (largest model)"
     if found.staging_to_bound is not None:
         yield f"staging: {100 * found.staging_to_bound:.0f} % of the lower of SHA-256 on all cores and reading"
+    if found.volume_to_bound is not None:
+        yield f"staging: {100 * found.volume_to_bound:.0f} % of it where files are on the volume only"
     if found.staging_to_turns is not None:
         yield f"staging: {100 * found.staging_to_turns:.0f} % of reading, hashing and looking for NaN in turn"
     if found.check_to_sha256 is not None:

@@ -57,7 +57,13 @@ def verdicts(once: OnceResult, results: Sequence[ModelResult], found: Ratios) ->
         )
     yield from _windows(results, found)
     if found.staging_to_bound is not None:
-        yield _share("staging, of the lower of SHA-256 on all cores and reading", found.staging_to_bound, STAGING)
+        yield _share(
+            "staging what is in memory, of the lower of SHA-256 on all cores and reading",
+            found.staging_to_bound,
+            STAGING,
+        )
+    if found.volume_to_bound is not None:
+        yield _share("staging what is on the volume only, of the same", found.volume_to_bound, STAGING)
     if found.check_to_sha256 is not None:
         yield _share("hashing live tensors, of SHA-256 on all cores", found.check_to_sha256, CHECK)
 
