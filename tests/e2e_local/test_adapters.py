@@ -29,7 +29,7 @@ from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
 
-LONG = 1500
+LONG = 1000
 
 
 @pytest.fixture(scope="module")

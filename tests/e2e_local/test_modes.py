@@ -21,7 +21,7 @@ from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
 
-LONG = 1900
+LONG = 1200
 
 
 @pytest.fixture(scope="module")

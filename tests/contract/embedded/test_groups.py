@@ -111,6 +111,7 @@ async def second(checkpoints: Checkpoints) -> AsyncIterator[Engine]:
     await backend.stop()
 
 
+@pytest.mark.full  # two whole engines do it in tests/e2e_local
 async def test_a_new_engine_gets_its_weights_from_a_running_one(
     engine: Engine, second: Engine, checkpoints: Checkpoints
 ) -> None:

@@ -30,7 +30,7 @@ QUICK = [
 ]
 """Nobody has to be started again after these; they act the first time in a swap."""
 COSTLY = [f"{step}@{rank}:{action}" for rank in (0, 1) for step in STEPS for action in ("kill", "stop")]
-IN_LANE = {"split": ("commit@1:stop",), "replicas": ("verify@1:stop",)}
+IN_LANE = {"split": ("commit@1:stop",), "replicas": ()}
 _LONG = "A prompt that fills several pages of the cache: " + "the quick brown fox jumps over the lazy dog. " * 3
 
 
