@@ -4,7 +4,7 @@ import sys
 
 from modelswap_engine.cli.program import program, report
 from modelswap_engine.protocol.errors import ModelswapError
-from modelswap_operator.cli import asking, changing, doctor, looking
+from modelswap_operator.cli import asking, changing, doctor, injecting, looking
 from modelswap_operator.cli.failures import Exit, PluginError
 
 app = program(
@@ -13,7 +13,7 @@ app = program(
     "3 timed out, 4 the cluster refused.",
 )
 
-for _module in (looking, doctor, asking, changing):
+for _module in (looking, doctor, asking, changing, injecting):
     _module.register(app)
 
 

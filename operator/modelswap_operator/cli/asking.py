@@ -30,6 +30,7 @@ from modelswap_operator.cli.options import (
     Namespace,
     cluster,
     slot_named,
+    text_of,
 )
 from modelswap_operator.cli.slots import Slot, slot_of
 from modelswap_operator.cli.views import Output
@@ -80,11 +81,7 @@ def plan(
 
 def _checked(kubectl: Kubectl, file: Path) -> list[dict[str, Any]]:
     """Return the ModelVersions of a file as the API server would have them, which refuses what breaks a rule."""
-    try:
-        text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PluginError(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    answer = json.loads(kubectl.run("apply", "--dry-run=server", "-f", "-", "-o", "json", stdin=text))
+    answer = json.loads(kubectl.run("apply", "--dry-run=server", "-f", "-", "-o", "json", stdin=text_of(file)))
     things = answer["items"] if answer["kind"] == "List" else [answer]
     return [thing for thing in things if thing["kind"] == MODELVERSION_KIND]
 

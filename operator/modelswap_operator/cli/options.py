@@ -1,11 +1,12 @@
 """Options that several commands of the plugin share, each declared once."""
 
+from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
 import typer
 
 from modelswap_operator.api.labels import GROUP, MODELVERSIONS
-from modelswap_operator.cli.failures import ClusterError
+from modelswap_operator.cli.failures import ClusterError, PluginError
 from modelswap_operator.cli.kubectl import Kubectl
 from modelswap_operator.cli.slots import Slot, slot_of
 from modelswap_operator.cli.views import Output
@@ -50,3 +51,15 @@ def slot_named(name: str, *, namespace: str, context: str, kubeconfig: str) -> t
 def cluster(*, namespace: str, context: str, kubeconfig: str, everywhere: bool = False) -> Kubectl:
     """Return the cluster that the options name."""
     return Kubectl(namespace=namespace, context=context, kubeconfig=kubeconfig, everywhere=everywhere)
+
+
+def text_of(file: Path) -> str:
+    """Return what is in a file, or on standard input for ``-``.
+
+    Raises:
+        PluginError: it cannot be read.
+    """
+    try:
+        return typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PluginError(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
