@@ -151,7 +151,8 @@ class AdapterRollouts(SlotFate):
                 assert ready == ("False", "NoSourceForBase")
                 left.add(spec.adapter_name)
             else:
-                assert ready == ("True", "Succeeded")
+                short = spec.placement.pods not in ("All", *range(len(world.pods) + 1)) and world.pods
+                assert ready == (("Unknown", "Progressing") if short else ("True", "Succeeded"))
                 served[spec.adapter_name] = fits.uri.rpartition("/")[2]
         for names in world.loaded():
             assert {name: content for name, content in names.items() if name not in left}.items() <= served.items()

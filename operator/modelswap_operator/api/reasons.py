@@ -91,7 +91,7 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.SWAPPING: "pods are changing their weights",
     Reason.SOAKING: "canary pods serve the version; the others follow once rollout.canary is satisfied",
     Reason.ROLLING_BACK: "pods go back to the stable version",
-    Reason.WAITING_FOR_PODS: "no pod of the slot has been ready yet",
+    Reason.WAITING_FOR_PODS: "no pod of the slot has been ready yet, or fewer than an adapter is to be on",
     Reason.SUSPENDED: "spec.suspend is true: the plan is published and nothing is changed",
     Reason.FROZEN: "versions may not change now, by the ConfigMap changes.modelswap.dev beside the operator",
     Reason.ABORTED: "a person gave the rollout up, by the annotation modelswap.dev/abort",

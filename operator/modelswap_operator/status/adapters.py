@@ -11,7 +11,7 @@ from datetime import datetime
 from modelswap_engine.protocol.adapters import AdapterState, AdapterStatus
 from modelswap_engine.protocol.assignment import AssignedAdapter
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_operator.api.loraadapter import AdapterPodStatus, AdapterTarget, LoRAAdapterStatus
+from modelswap_operator.api.loraadapter import ALL_PODS, AdapterPodStatus, AdapterTarget, LoRAAdapterStatus
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
 from modelswap_operator.planning.adapter_steps import told
 from modelswap_operator.planning.adapters import Adapters, Wish
@@ -61,7 +61,14 @@ def adapter_statuses(snapshot: Snapshot, now: datetime) -> Iterator[tuple[Adapte
         rows = _rows(adapters.a, wish.item) if wish.item is not None else []
         yield (
             wish.adapter,
-            _status(wish.adapter, _verdict(adapters, wish, rows), rows=rows, target=_target(adapters.a, wish), now=now),
+            _status(
+                wish.adapter,
+                _verdict(adapters, wish, rows),
+                rows=rows,
+                wanted=_wanted(wish, rows),
+                target=_target(adapters.a, wish),
+                now=now,
+            ),
         )
 
 
@@ -71,6 +78,7 @@ def _status(
     *,
     now: datetime,
     rows: list[_Row] | None = None,
+    wanted: int = 0,
     target: AdapterTarget | None = None,
 ) -> LoRAAdapterStatus:
     before, listed = adapter.status, sorted(rows or [], key=lambda r: (_ORDER.index(r.kind), r.status.name))
@@ -85,7 +93,7 @@ def _status(
         observed_generation=adapter.generation if verdict.decided else before.observed_generation,
         target=target,
         loaded_pods=sum(row.kind == "Loaded" for row in listed),
-        wanted_pods=len(listed),
+        wanted_pods=wanted,
         pods=tuple(row.status for row in listed[:LISTED]),
         conditions=conditions(verdicts, observed=before.conditions, generation=adapter.generation, now=now),
     )
@@ -169,14 +177,14 @@ def _without_source(a: Assessment, item: AssignedAdapter, base: str) -> tuple[st
 def _verdict(adapters: Adapters, wish: Wish, rows: list[_Row]) -> _Verdict:
     """Return where an adapter stands against its spec."""
     a, loaded = adapters.a, sum(row.kind == "Loaded" for row in rows)
-    figure = f"{loaded}/{len(rows)} pods serve it"
-    if wish.reason is Reason.SUSPENDED or (a.spec.suspend and not (rows and loaded == len(rows))):
+    figure = f"{loaded}/{_wanted(wish, rows)} pods serve it"
+    if wish.reason is Reason.SUSPENDED or (a.spec.suspend and not (rows and loaded == _wanted(wish, rows))):
         who = "the adapter" if wish.reason is Reason.SUSPENDED else f"ModelVersion {a.snapshot.slot}"
         return _Verdict(ready=None, reason=Reason.SUSPENDED, message=f"{who} is suspended: {figure}")
     if wish.reason is not None:
         message = f"{TEXTS[wish.reason]}: {wish.message}"
         return _Verdict(ready=False, reason=wish.reason, message=message, stalled=True)
-    return _lookup(adapters, wish, figure) or _in_pods(a, rows, figure)
+    return _lookup(adapters, wish, figure) or _in_pods(a, rows, figure) or _whole(a, wish, rows, figure)
 
 
 def _lookup(adapters: Adapters, wish: Wish, figure: str) -> _Verdict | None:
@@ -206,14 +214,15 @@ def _lookup(adapters: Adapters, wish: Wish, figure: str) -> _Verdict | None:
     )
 
 
-def _in_pods(a: Assessment, rows: list[_Row], figure: str) -> _Verdict:
+def _in_pods(a: Assessment, rows: list[_Row], figure: str) -> _Verdict | None:
+    """Return what keeps a pod that must serve it from doing so, None when all of them do."""
     if not rows:
         return _no_pods(a)
     worst = min(rows, key=lambda row: (_ORDER.index(row.kind), row.status.name))
     story = f"{figure}; pod {worst.status.name}: {worst.status.message}" if worst.status.message else figure
     match worst.kind:
         case "Loaded":
-            return _Verdict(ready=True, reason=Reason.SUCCEEDED, message=figure)
+            return None
         case "Refused" | "NoSource" | "Unsupported":
             return _Verdict(ready=False, reason=worst.reason, message=story, stalled=True)
         case "Loading" | "Waiting":
@@ -222,6 +231,22 @@ def _in_pods(a: Assessment, rows: list[_Row], figure: str) -> _Verdict:
             retrying = Reason.PROGRESSING_WITH_RETRY
             ready = False if worst.kind == "Retrying" else None
             return _Verdict(ready=ready, reason=worst.reason, message=story, reconciling=retrying)
+
+
+def _whole(a: Assessment, wish: Wish, rows: list[_Row], figure: str) -> _Verdict:
+    """Every pod that is there serves it; Ready says that it is on as many as its placement asks for."""
+    missing = _wanted(wish, rows) - len(rows)
+    if not missing:
+        return _Verdict(ready=True, reason=Reason.SUCCEEDED, message=figure)
+    there = f"{len(a.counted)} that {'was' if len(a.counted) == 1 else 'were'} ever ready"
+    story = f"{figure}: placement.pods asks for {len(rows) + missing}, and the slot has {there}"
+    return _Verdict(ready=None, reason=Reason.PROGRESSING, message=story, reconciling=Reason.WAITING_FOR_PODS)
+
+
+def _wanted(wish: Wish, rows: list[_Row]) -> int:
+    """On how many pods it is to be: those that are there, or the number that its placement names."""
+    number = wish.adapter.spec.placement.pods if wish.adapter.spec is not None else ALL_PODS
+    return len(rows) if number == ALL_PODS or wish.item is None else int(number)
 
 
 def _no_pods(a: Assessment) -> _Verdict:

@@ -187,14 +187,24 @@ def test_a_number_of_pods_is_kept_while_pods_come_and_go() -> None:
     assert (made.says("a"), made.status_of("a").wanted_pods) == (READY, 2)
 
 
-def test_more_pods_than_there_are_is_all_of_them() -> None:
+def test_more_pods_than_there_are_is_all_of_them_and_not_ready_before_they_are_there() -> None:
     made = world(pods=2)
-    made.create("a", pods=5)
+    made.create("a", pods=3)
     made.settle()
-    assert (made.loaded(), made.says("a"), made.message("a")) == ([{"a": "1"}] * 2, READY, "2/2 pods serve it")
+    assert made.loaded() == [{"a": "1"}] * 2
+    assert made.says("a") == {"Ready": ("Unknown", "Progressing"), "Reconciling": ("True", "WaitingForPods")}
+    assert made.message("a") == "2/3 pods serve it: placement.pods asks for 3, and the slot has 2 that were ever ready"
+    assert (made.status_of("a").loaded_pods, made.status_of("a").wanted_pods) == (2, 3)
+    made.edit(suspend=True)
+    made.settle()
+    assert made.says("a")["Ready"] == ("Unknown", "Suspended")
+    made.edit(suspend=False)
     made.add_pod()
     made.settle()
-    assert made.loaded() == [{"a": "1"}] * 3
+    assert (made.loaded(), made.says("a"), made.message("a")) == ([{"a": "1"}] * 3, READY, "3/3 pods serve it")
+    made.pods.clear()
+    made.settle()
+    assert made.says("a") == {"Ready": ("True", "ScaledToZero")}
 
 
 def test_a_new_pod_finds_its_adapters_in_the_assignment_before_anybody_tells_it() -> None:
