@@ -159,7 +159,7 @@ def test_network_policy_admits_only_the_operator_to_the_control_port(charts: Cha
     assert policy["policyTypes"] == ["Ingress"]
     data, control = policy["ingress"]
     assert data == {"ports": [{"port": "http", "protocol": "TCP"}]}
-    assert control["ports"] == [{"port": "modelswap", "protocol": "TCP"}]
+    assert control["ports"] == [{"port": 8001, "protocol": "TCP"}]
     assert control["from"] == [
         {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ops"}},

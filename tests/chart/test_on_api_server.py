@@ -22,7 +22,7 @@ SCOPED = "system:serviceaccount:ops:scoped-modelswap"
 SCOPED_VALUES = {"watch": {"namespaces": ["team-a"]}, "crds": {"enabled": False}, "rbac": {"aggregate": False}}
 # Value sets in which the user names a volume that "restricted" forbids.
 OWN_VOLUMES = ("host-path-values.yaml", "gpu-values.yaml")
-UNKNOWN_HERE = ("monitoring.coreos.com",)
+UNKNOWN_HERE = ("monitoring.coreos.com", "cert-manager.io")
 RESTRICTED = "pod-security.kubernetes.io/enforce"
 
 

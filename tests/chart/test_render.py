@@ -14,7 +14,7 @@ from tests.support.charts import Charts, Object, case_id, cases, of_kind, pod_te
 
 # Newest first: what the API server of a supported release would accept.
 KUBERNETES_VERSIONS = ("1.36", "1.31")
-FOREIGN_GROUPS = ("modelswap.dev", "monitoring.coreos.com")
+FOREIGN_GROUPS = ("modelswap.dev", "monitoring.coreos.com", "cert-manager.io")
 CLUSTER_WIDE = {
     "ClusterRole",
     "ClusterRoleBinding",

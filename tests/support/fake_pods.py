@@ -7,6 +7,7 @@ control port that the pod's container port named `modelswap` points to.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,9 +57,17 @@ class Slot:
 
     # Pods
 
-    async def add_pod(self, serving: VersionRef | None, *, ready: bool = True, secured: bool = True) -> FakePod:
+    async def add_pod(
+        self,
+        serving: VersionRef | None,
+        *,
+        ready: bool = True,
+        secured: bool = True,
+        tls: ssl.SSLContext | None = None,
+    ) -> FakePod:
         sidecar = FakeSidecar(pod_uid="", contents=self.contents, live=serving)
-        port = await sidecar.start("127.0.0.1", 0)
+        port = await sidecar.start("127.0.0.1", 0, tls=tls)
+        port_name = "modelswap" if tls is None else "modelswap-tls"
         name = f"{self.name}-{len(self.pods) + 1}"
         body = {
             "metadata": {"name": name, "labels": {"modelswap.dev/slot": self.name}},
@@ -68,7 +77,7 @@ class Slot:
                     {
                         "name": "engine",
                         "image": "none",
-                        "ports": [{"name": "modelswap", "containerPort": port}],
+                        "ports": [{"name": port_name, "containerPort": port}],
                     }
                 ],
             },

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import ssl
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class FakeSidecar:
 
     # Life
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
@@ -100,7 +101,7 @@ class FakeSidecar:
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import trustme
 from cryptography.hazmat.primitives import serialization
@@ -82,6 +84,33 @@ def make_pki(folder: Path) -> Pki:
         account.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     return pki
+
+
+class Files(NamedTuple):
+    """A certificate and its key, as a Secret's volume has them."""
+
+    certificate: Path
+    key: Path
+
+
+def write_pair(
+    authority: trustme.CA, folder: Path, name: str, *, begins: datetime | None = None, ends: datetime | None = None
+) -> Files:
+    """Write a certificate for a name and its key, each in place of the one before at once."""
+    issued = authority.issue_cert(name, not_before=begins, not_after=ends)
+    files = Files(folder / "tls.crt", folder / "tls.key")
+    chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+    for path, content in zip(files, (chain, issued.private_key_pem.bytes()), strict=True):
+        put(path, content)
+    return files
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file in place of the one before at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(content)
+    draft.replace(path)
 
 
 def _text(data: bytes) -> str:

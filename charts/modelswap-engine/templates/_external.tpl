@@ -76,12 +76,17 @@ capabilities:
 httpGet:
   path: {{ .path }}
   port: {{ .port }}
+  {{- if eq .scheme "HTTPS" }}
+  scheme: HTTPS
+  {{- end }}
 periodSeconds: {{ .probe.periodSeconds }}
 timeoutSeconds: {{ .probe.timeoutSeconds }}
 failureThreshold: {{ .probe.failureThreshold }}
 {{- end }}
 
 {{- define "modelswap-engine.externalInitContainers" -}}
+{{- $port := include "modelswap-engine.controlPort" . }}
+{{- $scheme := include "modelswap-engine.controlScheme" . }}
 # Gives the engine's container what it needs of modelswap: its image has nothing of it.
 - name: engine-files
   image: {{ include "modelswap-engine.image" . }}
@@ -140,15 +145,15 @@ failureThreshold: {{ .probe.failureThreshold }}
     - name: http
       containerPort: 8000
       protocol: TCP
-    - name: modelswap
+    - name: {{ $port }}
       containerPort: 8001
       protocol: TCP
   startupProbe:
-    {{- include "modelswap-engine.httpProbe" (dict "path" "/livez" "port" "modelswap" "probe" .Values.probes.startup) | nindent 4 }}
+    {{- include "modelswap-engine.httpProbe" (dict "path" "/livez" "port" $port "scheme" $scheme "probe" .Values.probes.startup) | nindent 4 }}
   readinessProbe:
-    {{- include "modelswap-engine.httpProbe" (dict "path" "/readyz" "port" "modelswap" "probe" .Values.probes.readiness) | nindent 4 }}
+    {{- include "modelswap-engine.httpProbe" (dict "path" "/readyz" "port" $port "scheme" $scheme "probe" .Values.probes.readiness) | nindent 4 }}
   livenessProbe:
-    {{- include "modelswap-engine.httpProbe" (dict "path" "/livez" "port" "modelswap" "probe" .Values.probes.liveness) | nindent 4 }}
+    {{- include "modelswap-engine.httpProbe" (dict "path" "/livez" "port" $port "scheme" $scheme "probe" .Values.probes.liveness) | nindent 4 }}
   resources:
     {{- toYaml .Values.sidecar.resources | nindent 4 }}
   securityContext:
@@ -164,6 +169,7 @@ failureThreshold: {{ .probe.failureThreshold }}
     - name: token
       mountPath: /var/run/secrets/kubernetes.io/serviceaccount
       readOnly: true
+    {{- include "modelswap-engine.controlMount" . | nindent 4 }}
     - name: checkpoints
       mountPath: /var/lib/modelswap-checkpoints
     - name: runtime
@@ -233,11 +239,14 @@ failureThreshold: {{ .probe.failureThreshold }}
           - -m
           - modelswap_engine.backends.drain
           - --control-port=8001
+          {{- if .Values.controlTls.enabled }}
+          - --tls
+          {{- end }}
           - --seconds={{ add (int .Values.drainSeconds) 10 }}
           - --runtime-dir=/run/modelswap
   # Fails only while the sidecar wants the engine restarted. The port has a number: names are looked up in this container.
   livenessProbe:
-    {{- include "modelswap-engine.httpProbe" (dict "path" "/engine-livez" "port" 8001 "probe" .Values.probes.liveness) | nindent 4 }}
+    {{- include "modelswap-engine.httpProbe" (dict "path" "/engine-livez" "port" 8001 "scheme" (include "modelswap-engine.controlScheme" .) "probe" .Values.probes.liveness) | nindent 4 }}
   resources:
     {{- toYaml .Values.resources | nindent 4 }}
   securityContext:

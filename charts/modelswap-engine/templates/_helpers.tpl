@@ -84,6 +84,41 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
+{{/* The name of the control port says whether it speaks TLS: the operator goes by it. */}}
+{{- define "modelswap-engine.controlPort" -}}
+{{- ternary "modelswap-tls" "modelswap" .Values.controlTls.enabled }}
+{{- end }}
+
+{{- define "modelswap-engine.controlScheme" -}}
+{{- ternary "HTTPS" "HTTP" .Values.controlTls.enabled }}
+{{- end }}
+
+{{- define "modelswap-engine.controlServerName" -}}
+{{- default (printf "modelswap-control.%s.svc" .Release.Namespace) .Values.controlTls.serverName }}
+{{- end }}
+
+{{- define "modelswap-engine.controlSecret" -}}
+{{- with .Values.controlTls }}
+{{- if and .secretName .certManager.issuerRef.name }}
+{{- fail "controlTls: set secretName (a Secret that exists) or certManager.issuerRef.name (one is made), not both" }}
+{{- else if .secretName }}
+{{- .secretName }}
+{{- else if .certManager.issuerRef.name }}
+{{- printf "%s-control-tls" (include "modelswap-engine.fullname" $) }}
+{{- else }}
+{{- fail "controlTls.enabled needs secretName (a Secret that exists) or certManager.issuerRef.name (one is made)" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "modelswap-engine.controlMount" -}}
+{{- if .Values.controlTls.enabled }}
+- name: control-tls
+  mountPath: /etc/modelswap/tls
+  readOnly: true
+{{- end }}
+{{- end }}
+
 {{/* What every sidecar is told, whichever engine it drives. */}}
 {{- define "modelswap-engine.commonArgs" -}}
 {{- $roots := .Values.allowedRoots }}
@@ -98,6 +133,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - --host=0.0.0.0
 - --port=8000
 - --control-port=8001
+{{- if .Values.controlTls.enabled }}
+- --control-tls-cert=/etc/modelswap/tls/tls.crt
+- --control-tls-key=/etc/modelswap/tls/tls.key
+{{- end }}
 - --state-dir=/var/lib/modelswap
 {{- range $roots }}
 - --allow-root={{ . }}

@@ -7,6 +7,7 @@ volume that launcher and sidecar share; nothing of it is in the pod's specificat
 """
 
 import argparse
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         boot = handshake.read_boot(options.runtime_dir)
         if boot is None:
             return _done("no engine runs; nothing to drain", 0)
-        return _done(_drain(options.control_port, key=boot.admin_key, seconds=options.seconds), 0)
+        return _done(_drain(options.control_port, tls=options.tls, key=boot.admin_key, seconds=options.seconds), 0)
     except (UntrustedError, OSError) as error:  # URLError and timeouts are OSErrors
         return _done(f"error: not drained: {error}", 1)
 
@@ -40,17 +41,24 @@ def parser() -> argparse.ArgumentParser:
     """Return the options."""
     made = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     made.add_argument("--control-port", type=int, default=CONTROL_PORT, help="control port of the sidecar")
+    made.add_argument("--tls", action="store_true", help="the control port speaks TLS")
     made.add_argument("--seconds", type=float, default=SECONDS, help="wait at most so long")
     made.add_argument("--runtime-dir", type=Path, default=RUNTIME_DIR, help="memory volume shared with the sidecar")
     return made
 
 
-def _drain(port: int, *, key: str, seconds: float) -> str:
-    request = urllib.request.Request(
-        f"http://{LOOPBACK}:{port}{_PATH}", method="POST", headers={"Authorization": f"Bearer {key}"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy of the environment
-    with opener.open(request, timeout=seconds) as answer:
+def _drain(port: int, *, tls: bool, key: str, seconds: float) -> str:
+    url = f"{'https' if tls else 'http'}://{LOOPBACK}:{port}{_PATH}"
+    request = urllib.request.Request(url, method="POST", headers={"Authorization": f"Bearer {key}"})  # noqa: S310  # loopback
+    handlers: list[urllib.request.BaseHandler] = [
+        urllib.request.ProxyHandler({})
+    ]  # never through the environment's proxy
+    if tls:
+        # This pod's own loopback interface needs no proof, and no authority is mounted in the engine's container.
+        unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        unproved.check_hostname, unproved.verify_mode = False, ssl.CERT_NONE
+        handlers.append(urllib.request.HTTPSHandler(context=unproved))
+    with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
         text: str = answer.read(1024).decode(errors="replace").strip()
         return text
 

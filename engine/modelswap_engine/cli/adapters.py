@@ -105,9 +105,9 @@ def _decided(client: "ControlClient", name: str, send: Callable[[Fence, str], Ad
 
 
 def _client(url: str, token_file: Path | None) -> "ControlClient":
-    from modelswap_engine.cli.client import ControlClient, read_token
+    from modelswap_engine.cli.client import connect
 
-    return ControlClient(url, token=read_token(token_file))
+    return connect(url, token_file)
 
 
 def _show(message: object, output: Output, text: "Callable[[Any], RenderableType]") -> None:

@@ -6,9 +6,11 @@ time; a server's typed error is raised again as the type it was.
 
 import http.client
 import json
+import os
 import ssl
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,14 +24,66 @@ T = TypeVar("T")
 CALL_SECONDS = 3600.0
 """``plan`` and ``check`` may hash a whole checkpoint."""
 
+CA_VARIABLE, NAME_VARIABLE = "MODELSWAP_CA_FILE", "MODELSWAP_SERVER_NAME"
+
 EVENT_SECONDS = 60.0
 """Without an event or a heartbeat for so long a stream counts as lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Whose certificate is believed at an https:// address.
+
+    Attributes:
+        ca_file: the authorities; None means the system's.
+        server_name: the name that the certificate must carry; "" means the host of the address.
+        checked: False where something else proves who answers.
+    """
+
+    ca_file: Path | None = None
+    server_name: str = ""
+    checked: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a connection is opened with.
+
+        Raises:
+            BadRequest: the authorities cannot be read.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise BadRequest(
+                f"authorities {self.ca_file}: {error.strerror or error}", advice=f"{CA_VARIABLE} names a PEM file"
+            ) from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if not self.checked:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+
+def trust_of(environment: Mapping[str, str]) -> Trust:
+    """Return what the variables of the environment say."""
+    file = environment.get(CA_VARIABLE, "")
+    return Trust(ca_file=Path(file) if file else None, server_name=environment.get(NAME_VARIABLE, ""))
+
+
+class _NamedConnection(http.client.HTTPSConnection):
+    """Connects to one address and has another name proved: pods are reached by address or through a port-forward."""
+
+    def __init__(self, host: str, port: int, *, name: str, timeout: float, context: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._name, self._trusted = name, context
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._trusted.wrap_socket(self.sock, server_hostname=self._name)
 
 
 class ControlClient:
     """One control port."""
 
-    def __init__(self, url: str, *, token: str | None) -> None:
+    def __init__(self, url: str, *, token: str | None, trust: Trust | None = None) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadRequest(f"--url {url!r} is not an http(s) address", advice="use e.g. http://127.0.0.1:8001")
@@ -39,6 +93,9 @@ class ControlClient:
         self._port = parts.port or (443 if self._secure else 8001)
         self._base = parts.path.rstrip("/") + CONTROL_PREFIX
         self._token = token
+        trust = trust or Trust()
+        self._name = trust.server_name or self._host
+        self._context = trust.context() if self._secure else None
 
     def get(self, path: str, kind: type[T]) -> T:
         """Read a message."""
@@ -86,10 +143,8 @@ class ControlClient:
         return data
 
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
-        if self._secure:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=seconds, context=ssl.create_default_context()
-            )
+        if self._context is not None:
+            return _NamedConnection(self._host, self._port, name=self._name, timeout=seconds, context=self._context)
         return http.client.HTTPConnection(self._host, self._port, timeout=seconds)
 
     def _headers(self, more: dict[str, str]) -> dict[str, str]:
@@ -98,10 +153,10 @@ class ControlClient:
 
     def _unreachable(self, error: Exception) -> Unavailable:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return Unavailable(
-            f"no answer from {self._url}: {reason}",
-            advice="is `modelswap serve` running, and is this its --control-port?",
-        )
+        advice = "is `modelswap serve` running, and is this its --control-port?"
+        if isinstance(error, ssl.SSLError):
+            advice = f"{CA_VARIABLE} and {NAME_VARIABLE} say whom to believe; does the port speak TLS?"
+        return Unavailable(f"no answer from {self._url}: {reason}", advice=advice)
 
 
 def _error(status: int, data: bytes) -> ModelswapError:
@@ -115,6 +170,15 @@ def _error(status: int, data: bytes) -> ModelswapError:
 def quoted(identity: str) -> str:
     """Return an operation id as one path segment."""
     return urllib.parse.quote(identity, safe="")
+
+
+def connect(url: str, token_file: Path | None) -> ControlClient:
+    """Return the control port that a command's options and the environment name.
+
+    Raises:
+        BadRequest: they cannot be used.
+    """
+    return ControlClient(url, token=read_token(token_file), trust=trust_of(os.environ))
 
 
 def read_token(path: Path | None) -> str | None:

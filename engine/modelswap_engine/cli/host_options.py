@@ -35,6 +35,10 @@ Version: TypeAlias = Annotated[str, typer.Option(help="Label of the version in -
 Host: TypeAlias = Annotated[str, typer.Option(help="Address both ports listen on.")]
 Port: TypeAlias = Annotated[int, typer.Option(help="Data port (OpenAI API).")]
 ControlPort: TypeAlias = Annotated[int, typer.Option(help="Control port.")]
+ControlTlsCert: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Certificate chain (PEM) of the control port; read again on change. Default: HTTP.")
+]
+ControlTlsKey: TypeAlias = Annotated[Path | None, typer.Option(help="Key of the control port's certificate (PEM).")]
 StateDir: TypeAlias = Annotated[
     Path | None, typer.Option(help="Journal and side files, kept across restarts. Default: by control port.")
 ]
@@ -81,6 +85,10 @@ def settled(options: Mapping[str, Any]) -> dict[str, Any]:
         BadRequest: they contradict each other.
     """
     _check_auth(options)
+    if (options["control_tls_cert"] is None) != (options["control_tls_key"] is None):
+        raise BadRequest(
+            "--control-tls-cert and --control-tls-key belong together", advice="pass both, or none of them"
+        )
     found: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
     }

@@ -25,12 +25,14 @@ from modelswap_engine.cli.logs import configure
 from modelswap_engine.http.app import listening
 from modelswap_engine.http.auth import Authenticator, InsecureAuthenticator, TokenFileAuthenticator
 from modelswap_engine.http.cluster import cluster_authenticator
+from modelswap_engine.http.tls import certified
 from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError, NotReady
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
+from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.growth import GrowthLimits
 from modelswap_engine.swap.settings import SwapSettings
@@ -50,6 +52,8 @@ class HostSettings:
     host: str
     port: int
     control_port: int
+    control_tls_cert: Path | None
+    control_tls_key: Path | None
     state_dir: Path
     allow_root: tuple[Path, ...]
     assignment_dir: Path | None
@@ -180,10 +184,13 @@ async def serve_ports(
 ) -> None:
     """Listen on both ports, load what must be served, and serve until told to stop."""
     async with (
-        listening(control, host=settings.host, port=settings.control_port, cancel_abandoned=False),
+        certified(settings.control_tls_cert, settings.control_tls_key, clock=SystemClock()) as tls,
+        listening(control, host=settings.host, port=settings.control_port, cancel_abandoned=False, tls=tls),
         listening(data, host=settings.host, port=settings.port, cancel_abandoned=True),
     ):
-        _log.info("listening", host=settings.host, port=settings.port, control_port=settings.control_port)
+        _log.info(
+            "listening", host=settings.host, port=settings.port, control_port=settings.control_port, tls=tls is not None
+        )
         template = VersionRef(version=settings.version or model.name, uri=model.as_uri())
         try:
             if await _unless_stopped(stopping, _start(coordinator, template, settings)):

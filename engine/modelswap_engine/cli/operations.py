@@ -258,9 +258,9 @@ def resume(
 
 
 def _client(url: str, token_file: Path | None) -> "ControlClient":
-    from modelswap_engine.cli.client import ControlClient, read_token
+    from modelswap_engine.cli.client import connect
 
-    return ControlClient(url, token=read_token(token_file))
+    return connect(url, token_file)
 
 
 def _uri(source: str) -> str:

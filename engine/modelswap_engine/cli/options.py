@@ -17,7 +17,13 @@ class Output(StrEnum):
     JSON = "json"
 
 
-Url: TypeAlias = Annotated[str, typer.Option(envvar="MODELSWAP_URL", help="The engine's control port.")]
+Url: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        envvar="MODELSWAP_URL",
+        help="The engine's control port. https: MODELSWAP_CA_FILE and MODELSWAP_SERVER_NAME say whom to believe.",
+    ),
+]
 TokenFile: TypeAlias = Annotated[
     Path | None, typer.Option(envvar="MODELSWAP_TOKEN_FILE", help="File with the control port's token.")
 ]

@@ -55,6 +55,8 @@ def proxy(
     host: host_options.Host = ANY_ADDRESS,
     port: host_options.Port = 8000,
     control_port: host_options.ControlPort = 8001,
+    control_tls_cert: host_options.ControlTlsCert = None,
+    control_tls_key: host_options.ControlTlsKey = None,
     state_dir: host_options.StateDir = None,
     allow_root: host_options.AllowRoot = None,
     assignment_dir: host_options.AssignmentDir = None,

@@ -1,6 +1,7 @@
 """The two aiohttp applications of a sidecar, and how they listen; everything they need is passed in."""
 
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -144,7 +145,9 @@ def _data_app(
 
 
 @contextlib.asynccontextmanager
-async def listening(app: web.Application, *, host: str, port: int, cancel_abandoned: bool) -> AsyncIterator[int]:
+async def listening(
+    app: web.Application, *, host: str, port: int, cancel_abandoned: bool, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
     """Serve an application while the context lasts; yields the port (of the system's choice for port 0).
 
     Args:
@@ -152,6 +155,7 @@ async def listening(app: web.Application, *, host: str, port: int, cancel_abando
         host: address to listen on.
         port: port to listen on.
         cancel_abandoned: a client that goes away ends what it asked for.
+        tls: speaks TLS, and nothing else, when given.
 
     Raises:
         BadRequest: the port cannot be had.
@@ -166,7 +170,7 @@ async def listening(app: web.Application, *, host: str, port: int, cancel_abando
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port, reuse_address=True).start()
+            await web.TCPSite(runner, host, port, reuse_address=True, ssl_context=tls).start()
         except OSError as error:
             raise BadRequest(
                 f"port {port} on {host}: {error.strerror or error}", advice="choose another port, or stop its user"

@@ -68,6 +68,8 @@ class Reason(StrEnum):
 
     ENGINE_UNREACHABLE = "EngineUnreachable"
     ENGINE_TIMEOUT = "EngineTimeout"
+    ENGINE_TLS_REFUSED = "EngineTlsRefused"
+    ENGINE_TLS_MODE = "EngineTlsMode"
     ENGINE_DENIED = "EngineDenied"
     ENGINE_FAILED = "EngineFailed"
     ENGINE_NOT_READY = "EngineNotReady"
@@ -122,13 +124,18 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.NOT_PROVED: "some counted pod has not proved the wanted digest",
     Reason.ENGINE_UNREACHABLE: "no connection to the pod's control port: check the pod, its port and NetworkPolicies",
     Reason.ENGINE_TIMEOUT: "the pod's control port did not answer in time: check the pod's load and its logs",
+    Reason.ENGINE_TLS_REFUSED: "the pod did not prove its name by a certificate: compare it with controlTls.ca "
+    "and controlTls.serverName of the operator",
+    Reason.ENGINE_TLS_MODE: "the pod and the operator's controlTls.mode do not fit: plain HTTP where TLS is required, "
+    "or TLS where it is disabled",
     Reason.ENGINE_DENIED: "the pod refused the operator's token: check the engine's --allowed-subject and its clock",
     Reason.ENGINE_FAILED: "the engine answered with an error",
     Reason.ENGINE_NOT_READY: "the engine has proved no version yet: see the pod's logs",
     Reason.ENGINE_PROTOCOL: "the sidecar speaks a protocol that this operator does not: upgrade the engine image",
     Reason.TOKEN_REFUSED: "the API server gave no token for the pod: check the operator's Role (serviceaccounts/token)",
     Reason.WRONG_POD: "another pod answers at this address: pod IPs are reused; it is asked again",
-    Reason.NO_CONTROL_PORT: "the pod has no container port named modelswap: install it with the modelswap-engine chart",
+    Reason.NO_CONTROL_PORT: "the pod has no container port named modelswap or modelswap-tls: install it with the "
+    "modelswap-engine chart",
     Reason.NO_POD_IP: "the pod has no IP address yet",
     Reason.QUARANTINED: "neither old nor new weights could be proved; the pod is out of rotation until it restarts",
     Reason.LOAD_FAILED: "the engine could not load the version that it was assigned: see the pod's logs",

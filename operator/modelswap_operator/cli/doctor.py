@@ -20,7 +20,7 @@ from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
 from modelswap_operator.api.labels import SLOT_LABEL, assignment_name
 from modelswap_operator.cli import views
-from modelswap_operator.cli.engines import Engines, assignment_text, control_port
+from modelswap_operator.cli.engines import PROVED_BY_FORWARD, Engines, assignment_text, control_port
 from modelswap_operator.cli.failures import ClusterError, PluginError
 from modelswap_operator.cli.findings import Facts, Level, findings
 from modelswap_operator.cli.kubectl import Kubectl
@@ -125,10 +125,14 @@ def _assignment(text: str, unseen: list[str]) -> Assignment | None:
 def _readyz(kubectl: Kubectl, pod: dict[str, Any]) -> str:
     """Ask a pod why it is not ready, which takes no token."""
     port = control_port(pod)
+    if port is None:
+        return ""
     try:
-        with kubectl.forward(pod["metadata"]["name"], port or 0) as url:
+        with kubectl.forward(pod["metadata"]["name"], port.number, tls=port.tls) as url:
             try:
-                with urllib.request.urlopen(f"{url}/readyz", timeout=_READYZ_SECONDS) as answer:  # noqa: S310  # loopback
+                with urllib.request.urlopen(  # noqa: S310  # loopback
+                    f"{url}/readyz", timeout=_READYZ_SECONDS, context=PROVED_BY_FORWARD.context()
+                ) as answer:
                     return str(answer.read(2000), "utf-8", "replace").strip()
             except urllib.error.HTTPError as error:
                 return error.read(2000).decode("utf-8", "replace").strip()

@@ -10,14 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from modelswap_engine.cli.client import ControlClient
-from modelswap_operator.api.labels import CONTROL_PORT_NAME, SLOT_LABEL
+from modelswap_engine.cli.client import ControlClient, Trust
+from modelswap_operator.api.labels import CONTROL_PORT_NAME, CONTROL_TLS_PORT_NAME, SLOT_LABEL
 from modelswap_operator.cli.failures import NotThereError, PluginError
 from modelswap_operator.cli.kubectl import Kubectl
 from modelswap_operator.cli.slots import pods_of
 
 TOKEN_MINUTES: Final = 10
 _SUBJECT: Final = "--allowed-subject=system:serviceaccount:"
+PROVED_BY_FORWARD: Final = Trust(checked=False)
+"""The API server and the pod's kubelet lead into this pod and no other; whoever is in its network can be it anyway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlPort:
+    """A pod's control port."""
+
+    number: int
+    tls: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +59,12 @@ class Engines:
         port = control_port(pod)
         if port is None:
             raise PluginError(
-                f"pod {name} has no container port named {CONTROL_PORT_NAME}", advice="is it a pod of the engine chart?"
+                f"pod {name} has no container port named {CONTROL_PORT_NAME} or {CONTROL_TLS_PORT_NAME}",
+                advice="is it a pod of the engine chart?",
             )
         token = self._token(pod)
-        with self.kubectl.forward(name, port) as url:
-            yield ControlClient(url, token=token)
+        with self.kubectl.forward(name, port.number, tls=port.tls) as url:
+            yield ControlClient(url, token=token, trust=PROVED_BY_FORWARD)
 
     def _token(self, pod: dict[str, Any]) -> str:
         account = account_of(pod)
@@ -69,12 +80,13 @@ class Engines:
         ).strip()
 
 
-def control_port(pod: dict[str, Any]) -> int | None:
-    """Return the number of the container port named ``modelswap``, None when there is none."""
-    for container in _containers(pod):
-        for port in container.get("ports", []):
-            if port.get("name") == CONTROL_PORT_NAME:
-                return int(port["containerPort"])
+def control_port(pod: dict[str, Any]) -> ControlPort | None:
+    """Return the container port named ``modelswap-tls`` or ``modelswap``, None when there is neither."""
+    ports = [port for container in _containers(pod) for port in container.get("ports", [])]
+    for name in (CONTROL_TLS_PORT_NAME, CONTROL_PORT_NAME):
+        for port in ports:
+            if port.get("name") == name:
+                return ControlPort(number=int(port["containerPort"]), tls=name == CONTROL_TLS_PORT_NAME)
     return None
 
 

@@ -136,7 +136,7 @@ def _pods(facts: Facts) -> Iterator[Finding]:
         if control_port(pod) is None:
             yield Finding(
                 level=Level.PROBLEM,
-                text=f"pod {pod['metadata']['name']} has the slot's label and no container port named modelswap",
+                text=f"pod {pod['metadata']['name']} has the slot's label and no port named modelswap or modelswap-tls",
                 next="take the label off it, or start it from the engine chart",
             )
 

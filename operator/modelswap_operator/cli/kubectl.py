@@ -100,7 +100,7 @@ class Kubectl:
             _end(process)
 
     @contextlib.contextmanager
-    def forward(self, pod: str, port: int) -> Iterator[str]:
+    def forward(self, pod: str, port: int, *, tls: bool) -> Iterator[str]:
         """Reach a port of a pod; the address is good while the context lasts.
 
         Raises:
@@ -120,7 +120,7 @@ class Kubectl:
                 _end(process)
                 said = process.stderr.read() if process.stderr is not None else ""
                 raise _failure(arguments, said or f"nothing was said within {FORWARD_SECONDS:g} s")
-            yield f"http://127.0.0.1:{found[1]}"
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{found[1]}"
         finally:
             timer.cancel()
             _end(process)

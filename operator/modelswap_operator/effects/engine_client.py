@@ -1,7 +1,8 @@
 """The control port of one pod's sidecar.
 
 Every call is bounded in time and in size and follows no redirect (a sidecar never redirects; whoever does is not one).
-Whatever goes wrong is one of the protocol's typed errors, or :class:`EngineUnreachable`/:class:`EngineTimeout`.
+Whatever goes wrong is one of the protocol's typed errors, or an ``Engine…`` of this module or of ``trust``.
+Nothing is said, and no token is asked for, before ``trust`` allows the way and, with TLS, the pod has proved its name.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from modelswap_engine.protocol.errors import BadRequest, Unauthenticated, Unavai
 from modelswap_engine.protocol.messages import CancelRequest, Plan, PlanRequest, SwapRequest, SwapStatus
 from modelswap_engine.protocol.version import CONTROL_PREFIX, PROTOCOL_VERSION, supported
 from modelswap_operator.effects.tokens import Tokens
+from modelswap_operator.effects.trust import PLAIN_ONLY, Channel, EngineTlsRefused, Trust
 
 T = TypeVar("T")
 BODY_LIMIT = 8 * 1024 * 1024
@@ -65,19 +67,22 @@ class Address:
     uid: str
     ip: str
     port: int
+    namespace: str = ""
+    tls: bool = False
 
     @property
     def url(self) -> str:
         """Return the base URL of the control routes."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.port}{CONTROL_PREFIX}"
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{CONTROL_PREFIX}"
 
 
 class EngineClient:
     """Calls to sidecars; an async context manager that owns the connections."""
 
-    def __init__(self, tokens: Tokens, *, timeouts: Timeouts | None = None) -> None:
+    def __init__(self, tokens: Tokens, *, trust: Trust = PLAIN_ONLY, timeouts: Timeouts | None = None) -> None:
         self._tokens = tokens
+        self._trust = trust
         self._timeouts = timeouts or Timeouts()
         self._session: aiohttp.ClientSession | None = None
 
@@ -137,32 +142,44 @@ class EngineClient:
         headers: dict[str, str] | None = None,
         seconds: float | None = None,
     ) -> T:
-        total = seconds or self._timeouts.call
+        channel = await self._trust.channel(pod.pod, namespace=pod.namespace, tls=pod.tls)
         sent = {**await self._headers(pod), **(headers or {})}
+        data = encode(body) if body is not None else None
+        return self._read(*await self._exchange(method, pod, route, data, sent, channel, seconds), pod, kind)
+
+    async def _exchange(
+        self,
+        method: str,
+        pod: Address,
+        route: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        channel: Channel,
+        seconds: float | None,
+    ) -> tuple[int, bytes]:
+        total = seconds or self._timeouts.call
         try:
             async with (
                 asyncio.timeout(total),
                 self._open().request(
                     method,
                     pod.url + route,
-                    data=encode(body) if body is not None else None,
-                    headers=sent,
+                    data=body,
+                    headers=headers,
                     allow_redirects=False,
+                    ssl=channel.context,
+                    server_hostname=channel.server_name,
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect),
                 ) as response,
             ):
-                data = await _bounded(response)
+                return response.status, await _bounded(response)
         except TimeoutError:
             raise EngineTimeout(
                 f"pod {pod.pod} did not answer {method} {route} at {pod.ip}:{pod.port} in {total:g} s",
                 advice="check the pod's load and its logs",
             ) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnreachable(
-                f"no connection to pod {pod.pod} at {pod.ip}:{pod.port}: {error}",
-                advice="check that the pod listens on its port named modelswap, and NetworkPolicies",
-            ) from None
-        return self._read(response.status, data, pod, kind)
+            raise _no_connection(error, pod, channel) from None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -187,6 +204,21 @@ class EngineClient:
         if isinstance(error, Unauthenticated):
             self._tokens.forget(pod.uid)
         raise error
+
+
+def _no_connection(error: Exception, pod: Address, channel: Channel) -> Unavailable:
+    if not isinstance(error, aiohttp.ClientSSLError):
+        return EngineUnreachable(
+            f"no connection to pod {pod.pod} at {pod.ip}:{pod.port}: {error}",
+            advice="check that the pod listens on its control port, and NetworkPolicies",
+        )
+    # What OpenSSL found, without the address that is said beside it.
+    cause = error.certificate_error if isinstance(error, aiohttp.ClientConnectorCertificateError) else error.os_error
+    found = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or str(cause)
+    return EngineTlsRefused(
+        f"pod {pod.pod} at {pod.ip}:{pod.port} did not prove that it is {channel.server_name}: {found}",
+        advice="compare its certificate with the operator's controlTls.ca and controlTls.serverName",
+    )
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

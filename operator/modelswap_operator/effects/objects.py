@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from modelswap_operator.api.labels import ABORT, CHANGE_NOW, CONTROL_PORT_NAME
+from modelswap_operator.api.labels import ABORT, CHANGE_NOW, CONTROL_PORT_NAME, CONTROL_TLS_PORT_NAME
 from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
 from modelswap_operator.effects.groups import group_of
@@ -80,11 +80,14 @@ def pod_of(body: Json, *, ever_ready: Collection[str], default_port: int) -> Pod
     conditions = status.get("conditions") or []
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
     uid = str(metadata.get("uid", ""))
+    port, tls = _control_port(body.get("spec") or {}, default_port)
     return Pod(
         name=str(metadata.get("name", "")),
         uid=uid,
+        namespace=str(metadata.get("namespace", "")),
         ip=str(status.get("podIP") or ""),
-        port=_control_port(body.get("spec") or {}, default_port),
+        port=port,
+        tls=tls,
         ready=ready,
         ever_ready=ready or uid in ever_ready,
         terminating=bool(metadata.get("deletionTimestamp")),
@@ -93,11 +96,12 @@ def pod_of(body: Json, *, ever_ready: Collection[str], default_port: int) -> Pod
     )
 
 
-def _control_port(spec: Json, default: int) -> int | None:
-    """Return the port named ``modelswap``; a pod that names no ports at all is given the default."""
+def _control_port(spec: Json, default: int) -> tuple[int | None, bool]:
+    """Return the control port, and whether it speaks TLS; a pod that names no ports at all is given the default."""
     containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     ports = [port for container in containers for port in container.get("ports") or []]
-    named = next((p.get("containerPort") for p in ports if p.get("name") == CONTROL_PORT_NAME), None)
-    if named is not None:
-        return int(named)
-    return None if ports else default
+    for name, tls in ((CONTROL_TLS_PORT_NAME, True), (CONTROL_PORT_NAME, False)):
+        named = next((p.get("containerPort") for p in ports if p.get("name") == name), None)
+        if named is not None:
+            return int(named), tls
+    return (None if ports else default), False

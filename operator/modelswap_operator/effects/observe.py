@@ -160,7 +160,7 @@ class Observer:
 
 def address(pod: Pod) -> Address:
     """Return where a pod's control port is."""
-    return Address(pod=pod.name, uid=pod.uid, ip=pod.ip, port=pod.port or 0)
+    return Address(pod=pod.name, uid=pod.uid, namespace=pod.namespace, ip=pod.ip, port=pod.port or 0, tls=pod.tls)
 
 
 def _object(body: Json, *, namespace: str, slot: str, epoch: int) -> Snapshot:

@@ -36,7 +36,8 @@ class Pod:
     """One pod with the slot's label.
 
     Attributes:
-        port: the container port named ``modelswap``; None when the pod declares none.
+        port: the container port named ``modelswap`` or ``modelswap-tls``; None when the pod declares neither.
+        tls: it is the latter.
         ready: its Ready condition now.
         ever_ready: it has been Ready under this UID.
         finished: its phase is Failed or Succeeded.
@@ -46,8 +47,10 @@ class Pod:
 
     name: str
     uid: str
+    namespace: str = ""
     ip: str = ""
     port: int | None = None
+    tls: bool = False
     ready: bool = False
     ever_ready: bool = False
     terminating: bool = False

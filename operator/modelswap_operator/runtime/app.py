@@ -16,6 +16,7 @@ from modelswap_operator.effects.kube import Kube, load_configuration
 from modelswap_operator.effects.observe import Observer
 from modelswap_operator.effects.perform import Performer
 from modelswap_operator.effects.tokens import NoTokens, ServiceAccountTokens, Tokens
+from modelswap_operator.effects.trust import Trust
 from modelswap_operator.handlers import wiring
 from modelswap_operator.runtime import health
 from modelswap_operator.runtime.changes import ChangeWatch
@@ -121,7 +122,14 @@ class Operator:
         settings = self._settings
         self.metrics.leading(lock.epoch)
         _log.info("leading", epoch=lock.epoch, namespaces=settings.namespaces or "all")
-        async with EngineClient(self._tokens(kube)) as engines:
+        trust = Trust(
+            mode=settings.control_tls,
+            ca_file=settings.control_ca_file,
+            server_name=settings.control_server_name,
+            clock=time.monotonic,
+        )
+        await trust.load()
+        async with EngineClient(self._tokens(kube), trust=trust) as engines:
             changes = ChangeWatch(kube, namespace=settings.pod_namespace, changed=self._wake_all)
             supervisor = Supervisor(self._tools(kube, engines, lock, changes), namespaces=settings.namespaces)
             self._supervisor = supervisor

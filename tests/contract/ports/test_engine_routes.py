@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import trustme
 from aiohttp import ClientSession
 
 from modelswap_engine.backends.external import handshake
@@ -19,8 +21,10 @@ from modelswap_engine.http.auth import TokenFileAuthenticator
 from modelswap_engine.http.engine import DRAIN, LIVEZ, EngineCase, EngineRoutes, begins_anew
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.spool import Spool
+from modelswap_engine.http.tls import Certificate
 from modelswap_engine.swap.clock import SystemClock
 from tests.support.cache import REPOSITORY
+from tests.support.pki import write_pair
 from tests.support.ports import Ports
 
 START_SECONDS = 900.0
@@ -76,11 +80,11 @@ class Pod:
         """Be the launcher that starts an engine."""
         await asyncio.to_thread(handshake.report, self.runtime, boot(number))
 
-    async def hook(self, seconds: float = 30) -> tuple[int, str]:
+    async def hook(self, *options: str, seconds: float = 30) -> tuple[int, str]:
         """Run the preStop hook as the container does, and return its exit code and what it said."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-S", "-m", "modelswap_engine.backends.drain",
-            f"--control-port={self.port}", f"--seconds={seconds}", f"--runtime-dir={self.runtime}",
+            f"--control-port={self.port}", f"--seconds={seconds}", f"--runtime-dir={self.runtime}", *options,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY / "engine"), "http_proxy": "http://127.0.0.1:9"},
             stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
@@ -89,7 +93,7 @@ class Pod:
 
 
 @contextlib.asynccontextmanager
-async def opened(ports: Ports, folder: Path) -> AsyncIterator[Pod]:
+async def opened(ports: Ports, folder: Path, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Pod]:
     """Serve the control port of a sidecar whose engine has a container of its own."""
     runtime = folder / "run"
     runtime.mkdir()
@@ -119,7 +123,7 @@ async def opened(ports: Ports, folder: Path) -> AsyncIterator[Pod]:
         engine=routes,
     )
     async with (
-        listening(app, host="127.0.0.1", port=0, cancel_abandoned=False) as port,
+        listening(app, host="127.0.0.1", port=0, cancel_abandoned=False, tls=tls) as port,
         ClientSession(f"http://127.0.0.1:{port}") as client,
     ):
         pod = Pod(runtime=runtime, port=port, client=client, routes=routes, clock=clock)
@@ -190,6 +194,17 @@ async def test_without_an_engine_apart_there_are_no_such_routes(ports: Ports) ->
     assert (await ports.control.get(LIVEZ)).status == 404
     assert (await ports.control.post(DRAIN)).status == 404
     assert (await ports.anonymous.get(LIVEZ)).status == 401
+
+
+async def test_the_hook_reaches_a_control_port_with_tls(ports: Ports, tmp_path: Path) -> None:
+    files = write_pair(trustme.CA(), tmp_path, "modelswap-control.team.svc")
+    context = await asyncio.to_thread(lambda: Certificate(certificate=files.certificate, key=files.key).context)
+    async with opened(ports, tmp_path, tls=context) as pod:
+        await pod.starts(1)
+        pod.requests_gone.set()
+        assert await pod.hook("--tls") == (0, "modelswap drain: drained\n")
+        assert (await pod.hook())[0] == 1
+    assert pod.drains == 1
 
 
 async def test_the_hook_returns_when_no_request_is_left(pod: Pod) -> None:

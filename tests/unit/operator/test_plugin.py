@@ -12,7 +12,7 @@ from modelswap_operator.api.modelversion import VersionCount
 from modelswap_operator.cli import views
 from modelswap_operator.cli.asking import STRANGERS, one_of_each
 from modelswap_operator.cli.doctor import write_archive
-from modelswap_operator.cli.engines import account_of, control_port
+from modelswap_operator.cli.engines import ControlPort, account_of, control_port
 from modelswap_operator.cli.failures import PluginError
 from modelswap_operator.cli.findings import Facts, Level, findings
 from modelswap_operator.cli.slots import Slot, change_to, manager_of, patch_to, revision_to_return_to, slot_of
@@ -173,7 +173,8 @@ def test_without_a_way_back_it_says_so(wanted: int | None, says: str) -> None:
 
 
 def test_port_and_account_are_found_in_the_pod_itself() -> None:
-    assert control_port(pod()) == 8001
+    assert control_port(pod()) == ControlPort(number=8001, tls=False)
+    assert control_port(pod(port="modelswap-tls")) == ControlPort(number=8001, tls=True)
     assert account_of(pod()) == ("modelswap-system", "modelswap")
     assert control_port(pod(port="http")) is None
     assert account_of({"spec": {"containers": [{"name": "c"}]}}) is None
@@ -228,7 +229,7 @@ def texts(facts: Facts) -> str:
             "note: spec.suspend is true",
         ),
         (Facts(slot=slot(), pods=[], operators=[OPERATOR]), "problem: no pod in namespace team has the label"),
-        (Facts(slot=slot(), pods=[pod(port="http")], operators=[OPERATOR]), "no container port named modelswap"),
+        (Facts(slot=slot(), pods=[pod(port="http")], operators=[OPERATOR]), "no port named modelswap or"),
         (
             Facts(
                 slot=slot(pods=[{"name": "chat-1", "state": "Quarantined", "message": "unproved"}]),
