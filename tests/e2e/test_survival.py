@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, decode
 from tests.support.cluster.provider import Cluster
 from tests.support.models import LOWER, UPPER
-from tests.support.stack import Slot, kill_operator, operator_down
+from tests.support.stack import Slot, install_operator, kill_operator, operator_down
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -54,10 +55,10 @@ class Versions:
     def digest(self) -> str:
         return decode((self.slot.models / self.model / MANIFEST_FILE).read_bytes()).digest
 
-    async def apply_next(self) -> int:
+    async def apply_next(self, **spec: Any) -> int:
         """Apply the next version and return its generation."""
         self.at += 1
-        return await asyncio.to_thread(self.slot.apply, self.label, self.model)
+        return await asyncio.to_thread(self.slot.apply, self.label, self.model, **spec)
 
 
 def letters_of(version: str) -> str:
@@ -141,6 +142,18 @@ async def test_operator_killed_in_the_middle(versions: Versions, cluster: Cluste
         generation, _ = await in_the_middle(versions)
         await asyncio.to_thread(kill_operator, cluster)
         await converged(versions, generation)
+
+
+async def test_operator_upgraded_in_the_middle(versions: Versions, cluster: Cluster) -> None:
+    slot = versions.slot
+    canary = {"pods": 1, "soakSeconds": 20}  # longer than Helm takes to end the old operator
+    async with clients(versions, may_break=False):
+        generation = await versions.apply_next(rollout={"canary": canary})
+        await asyncio.to_thread(slot.wait_field, "{.status.rollout.state}=Soaking")
+        begun = max(slot.state(pod).epoch for pod in slot.pods().values())
+        await asyncio.to_thread(install_operator, cluster)  # as each time, with other values than before
+        await converged(versions, generation)
+    assert max(slot.state(pod).epoch for pod in slot.pods().values()) > begun, "the old operator did all of it"
 
 
 async def test_pod_deleted_in_the_middle(versions: Versions) -> None:
