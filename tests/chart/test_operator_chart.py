@@ -173,6 +173,9 @@ def test_network_policy_admits_metrics_and_lets_the_operator_reach_engine_values
     }
     reached = {port["port"] for rule in policy["egress"][:-1] for port in rule["ports"]}
     assert reached == {53, 443, 6443}
+    collector = {"to": [{"ipBlock": {"cidr": "10.0.0.7/32"}}], "ports": [{"port": 4318, "protocol": "TCP"}]}
+    more = one(charts.template(CHART, {"networkPolicy": {"egress": [collector]}}), "NetworkPolicy")["spec"]["egress"]
+    assert more[-1] == collector
 
 
 def test_image_by_digest_wins_over_the_tag(charts: Charts) -> None:

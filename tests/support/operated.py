@@ -56,6 +56,7 @@ class OperatorProcess:
         self._home = home
         self._account = account
         self._starts = itertools.count(1)
+        self.variables: dict[str, str] = {}
         self.child: Child | None = None
         self.port = 0
 
@@ -67,6 +68,7 @@ class OperatorProcess:
             "POD_NAMESPACE": account.namespace,
             "POD_NAME": "operator-0",
             "SERVICE_ACCOUNT": account.name,
+            **self.variables,
         }
         command = [
             "env",

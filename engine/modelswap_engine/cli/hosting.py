@@ -30,6 +30,7 @@ from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError, NotReady
 from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.telemetry import export
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
 from modelswap_engine.swap.clock import SystemClock
@@ -83,6 +84,7 @@ def run(settings: HostSettings, work: Coroutine[None, None, None]) -> None:
     """
     one_heap()
     configure(json=settings.logs is Logs.JSON or (settings.logs is Logs.AUTO and not sys.stderr.isatty()))
+    export("modelswap-engine")
     try:
         asyncio.run(work)
     except ModelswapError:

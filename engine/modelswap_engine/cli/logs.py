@@ -5,11 +5,14 @@ import sys
 
 import structlog
 
+from modelswap_engine.protocol.telemetry import add_ids
+
 
 def configure(*, json: bool) -> None:
     """Send structlog and the standard library's logging to standard error in one form."""
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_ids,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.PositionalArgumentsFormatter(),

@@ -25,6 +25,7 @@ from modelswap_engine.http.proxy.port import ProxyPort, ProxySettings
 from modelswap_engine.http.proxy.upstream import Upstream
 from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.spool import Spool
+from modelswap_engine.http.telemetry import trace_middleware
 from modelswap_engine.http.transfers import TransferRoutes
 from modelswap_engine.http.updates import UpdateRoutes
 from modelswap_engine.lora.desk import AdapterDesk
@@ -53,7 +54,11 @@ def control_app(
     keyed_paths = frozenset() if engine is None else frozenset({DRAIN})
     control = ControlPort(coordinator=coordinator, metrics=metrics, clock=clock)
     app = web.Application(
-        middlewares=[error_middleware, auth_middleware(authenticator, open_paths=open_paths, keyed_paths=keyed_paths)],
+        middlewares=[
+            error_middleware,
+            auth_middleware(authenticator, open_paths=open_paths, keyed_paths=keyed_paths),
+            trace_middleware(),
+        ],
         client_max_size=MAX_BODY_BYTES,
     )
     updates = UpdateRoutes(coordinator=coordinator, spool=spool)

@@ -6,14 +6,16 @@ cancelling is a call of its own.
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
+import structlog
 from aiohttp import web
 from msgspec import structs
 
 from modelswap_engine.http.bodies import json_response, read_body
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.sse import EventStream, with_heartbeats
+from modelswap_engine.http.telemetry import SwapSpans
 from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.protocol.messages import (
@@ -33,6 +35,8 @@ from modelswap_engine.swap.coordinator import Coordinator
 HEARTBEAT_SECONDS = 15.0
 WRITE_SECONDS = 30.0
 MAX_BODY_BYTES = 1024 * 1024
+
+_log = structlog.get_logger("modelswap.control")
 
 
 class ControlPort:
@@ -138,17 +142,28 @@ class ControlPort:
         return json_response(status, status=202, headers={"Location": f"{CONTROL_PREFIX}/swaps/{identity}"})
 
     async def _follow(self, identity: str) -> None:
-        """Measure the phases of one operation."""
+        """Measure and trace the phases of one operation, and log how it ended."""
         before: SwapStatus | None = None
         since = self._clock()
-        async for status in self._coordinator.watch(identity):
-            if before is not None and status.state is not before.state:
-                now = self._clock()
-                self._metrics.phase(before.state, now - since)
-                since = now
-            before = status
+        with closing(SwapSpans()) as spans:
+            async for status in self._coordinator.watch(identity):
+                spans.see(status)
+                if before is not None and status.state is not before.state:
+                    now = self._clock()
+                    self._metrics.phase(before.state, now - since)
+                    since = now
+                before = status
         if before is not None and before.state.terminal:
             self._metrics.finished(before)
+            error = before.error.code if before.error is not None else ""
+            _log.info(
+                "operation ended",
+                operation=identity,
+                state=before.state.value,
+                digest=before.target.digest,
+                error=error,
+                seconds=before.total_seconds,
+            )
 
 
 def _if_match(request: web.Request) -> str | None:

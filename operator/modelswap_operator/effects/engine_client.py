@@ -12,6 +12,7 @@ from typing import Self, TypeVar
 
 import aiohttp
 
+from modelswap_engine.protocol import telemetry
 from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolveAdaptersRequest, ResolvedAdapters
 from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.codec import decode, decode_error, encode
@@ -116,7 +117,8 @@ class EngineClient:
 
     async def swap(self, pod: Address, request: SwapRequest, *, if_match: str) -> SwapStatus:
         """Start a swap; the answer comes as soon as it is accepted."""
-        return await self._call("POST", pod, "/swaps", SwapStatus, body=request, headers={"If-Match": if_match})
+        headers, operation = {"If-Match": if_match}, request.operation_id
+        return await self._call("POST", pod, "/swaps", SwapStatus, body=request, headers=headers, operation=operation)
 
     async def assign_adapters(self, pod: Address, request: AssignAdaptersRequest) -> AdapterRegistry:
         """Tell the pod which adapters are assigned; the answer comes as soon as it is remembered."""
@@ -129,7 +131,9 @@ class EngineClient:
 
     async def cancel(self, pod: Address, operation_id: str, request: CancelRequest) -> SwapStatus:
         """Abort an operation that has not committed."""
-        return await self._call("POST", pod, f"/swaps/{operation_id}/cancel", SwapStatus, body=request)
+        return await self._call(
+            "POST", pod, f"/swaps/{operation_id}/cancel", SwapStatus, body=request, operation=operation_id
+        )
 
     async def _call(
         self,
@@ -141,11 +145,16 @@ class EngineClient:
         body: object | None = None,
         headers: dict[str, str] | None = None,
         seconds: float | None = None,
+        operation: str = "",
     ) -> T:
-        channel = await self._trust.channel(pod.pod, namespace=pod.namespace, tls=pod.tls)
-        sent = {**await self._headers(pod), **(headers or {})}
-        data = encode(body) if body is not None else None
-        return self._read(*await self._exchange(method, pod, route, data, sent, channel, seconds), pod, kind)
+        name = f"{method} {route.replace(operation, '{id}') if operation else route}"
+        place = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.pod, "k8s.pod.uid": pod.uid}
+        with telemetry.call(name, {telemetry.OPERATION: operation, **place}):
+            channel = await self._trust.channel(pod.pod, namespace=pod.namespace, tls=pod.tls)
+            sent = {**await self._headers(pod), **(headers or {})}
+            telemetry.send(sent)
+            data = encode(body) if body is not None else None
+            return self._read(*await self._exchange(method, pod, route, data, sent, channel, seconds), pod, kind)
 
     async def _exchange(
         self,

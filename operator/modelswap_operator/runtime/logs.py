@@ -5,11 +5,14 @@ import sys
 
 import structlog
 
+from modelswap_engine.protocol.telemetry import add_ids
+
 
 def configure(*, form: str, level: str) -> None:
     """Set up logging for the process; kopf's records take the same way."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        add_ids,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from modelswap_engine.protocol.telemetry import export
 from modelswap_operator.runtime import logs
 from modelswap_operator.runtime.app import Operator
 from modelswap_operator.runtime.settings import Settings, parse
@@ -15,6 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the operator until it is told to stop."""
     settings = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
     logs.configure(form=settings.log_format, level=settings.log_level)
+    export("modelswap-operator")
     if settings.kubeconfig is not None:
         os.environ["KUBECONFIG"] = str(settings.kubeconfig)  # kopf's watches log in by it
     return asyncio.run(_run(settings))

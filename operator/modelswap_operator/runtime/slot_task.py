@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 
 import structlog
 
+from modelswap_engine.protocol import telemetry
 from modelswap_operator.api.labels import MODELVERSION_KIND, MODELVERSIONS
 from modelswap_operator.api.reasons import Reason
 from modelswap_operator.effects.observe import Contacts, Look
@@ -71,7 +73,8 @@ class SlotTask(ObjectTask):
         if highest_epoch(look.snapshot) > look.snapshot.epoch:
             return await self._outdone(look.snapshot)
         action = plan(look.snapshot, now)
-        await self._perform(look, action, now)
+        with self._span(look.snapshot, action):
+            await self._perform(look, action, now)
         self.standings = Counter()
         if not look.snapshot.deleted:
             await self._report(look, action, now)
@@ -81,6 +84,17 @@ class SlotTask(ObjectTask):
             idle = isinstance(action, Wait)
             return Again(finished=idle and not look.snapshot.adapters, seconds=None if idle else 0.0)
         return Again(seconds=rest(action, now))
+
+    def _span(self, snapshot: Snapshot, action: Action) -> AbstractContextManager[None]:
+        """Give what a pass does a span of its own; most passes do nothing."""
+        if isinstance(action, Wait):
+            return nullcontext()
+        revision = snapshot.assignment.revision if snapshot.assignment is not None else 0
+        place = {"k8s.namespace.name": self.namespace, "modelswap.slot": self.name}
+        facts = {"modelswap.generation": snapshot.generation, "modelswap.revision": revision}
+        return telemetry.within(
+            telemetry.Span("reconcile", {**place, **facts, "modelswap.action": type(action).__name__})
+        )
 
     async def _outdone(self, snapshot: Snapshot) -> Again:
         """Somebody decided under a higher epoch: that is over when this process still leads, else it keeps out."""
