@@ -122,6 +122,20 @@ async def test_a_taken_name_and_a_missing_slot_are_said(slot: Slot) -> None:
     assert slot.loaded() == [{"support": "1"}] * 2
 
 
+async def test_a_service_is_made_and_what_the_api_server_refuses_of_it_is_said(slot: Slot, rest: Rest) -> None:
+    """The pods here have loopback addresses, which no EndpointSlice takes; `test_adapter_services` has others."""
+    await prepared(slot)
+    slot.create_adapter("support", source("1"), service={})
+    await says(slot, "support", ("False", "ServiceRefused"))
+    assert "loopback" in str(slot.adapter("support")["status"]["conditions"])
+    assert slot.loaded() == [{"support": "1"}] * 2
+    path = f"/api/v1/namespaces/{slot.namespace}/services/{slot.name}-support"
+    assert rest.call("GET", path).accepted()["metadata"]["ownerReferences"][0]["kind"] == "LoRAAdapter"
+    slot.patch_adapter("support", service=None)
+    await says(slot, "support", READY)
+    assert rest.call("GET", path).status == 404
+
+
 async def test_two_hundred_adapters_on_three_pods_settle_and_then_nothing_is_written(
     slot: Slot, operator: OperatorProcess
 ) -> None:

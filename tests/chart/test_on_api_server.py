@@ -136,6 +136,8 @@ def test_operator_may(installed: ApiServer, rest: Rest, verb: str, resource: str
         ("create", "serviceaccounts/token", "team-b", "modelswap"),
         ("update", "leases.coordination.k8s.io", "modelswap-system", "another"),
         ("create", "leases.coordination.k8s.io", "team-b", ""),
+        ("create", "services", "team-b", ""),
+        ("patch", "endpointslices.discovery.k8s.io", "team-b", "s"),
         ("list", "namespaces", "", ""),
         ("list", "customresourcedefinitions.apiextensions.k8s.io", "", ""),
         ("impersonate", "users", "", ""),
@@ -166,6 +168,41 @@ def test_guard_lets_the_operator_write_assignments_only(installed: ApiServer) ->
     assert "may write assignments (modelswap-SLOT) only, not the ConfigMap kube-root-ca.crt" in refusal
     assert create("modelswap-slot", as_operator) == ""
     assert create("anything") == ""  # of nobody else anything is asked
+
+
+def test_services_of_others_are_kept_from_an_operator_that_may_write_those_of_adapters(
+    installed: ApiServer, rest: Rest, charts: Charts
+) -> None:
+    values = {"rbac": {"adapterServices": True}, "crds": {"enabled": False}}
+    apply(installed, charts.template("modelswap", values, release="routing", namespace="ops"))
+    account = Rest(installed, user="system:serviceaccount:ops:routing-modelswap")
+    services, slices = (
+        "/api/v1/namespaces/team-b/services",
+        "/apis/discovery.k8s.io/v1/namespaces/team-b/endpointslices",
+    )
+    owner = {"apiVersion": "modelswap.dev/v1alpha1", "kind": "LoRAAdapter", "name": "a", "uid": "u", "controller": True}
+    mine = {"metadata": {"name": "mine", "ownerReferences": [owner]}, "spec": {"ports": [{"port": 80}]}}
+    theirs = {"metadata": {"name": "theirs"}, "spec": {"ports": [{"port": 80}]}}
+    part = {"metadata": {"name": "p"}, "addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"]}]}
+    rest.call("POST", services, theirs).accepted()
+    merge = "application/merge-patch+json"
+    deadline = time.monotonic() + 60
+    while account.call("POST", f"{services}?dryRun=All", {**theirs, "metadata": {"name": "new"}}).status != 403:
+        assert time.monotonic() < deadline, "the policy is not enforced"
+        time.sleep(0.1)
+    refusals = [
+        account.call("POST", slices, part),
+        account.call("DELETE", f"{services}/theirs"),
+        account.call("PATCH", f"{services}/theirs", {"metadata": {"ownerReferences": [owner]}}, content=merge),
+        account.call("POST", services, {**mine, "spec": {**mine["spec"], "externalIPs": ["192.0.2.1"]}}),
+    ]
+    assert [(answer.status, "the modelswap operator may" in answer.message) for answer in refusals] == [(403, True)] * 4
+    account.call("POST", services, mine).accepted()
+    account.call("POST", slices, {**part, "metadata": {"name": "p", "ownerReferences": [owner]}}).accepted()
+    account.call("PATCH", f"{services}/mine", {"metadata": {"labels": {"a": "b"}}}, content=merge).accepted()
+    account.call("DELETE", f"{slices}/p").accepted()
+    account.call("DELETE", f"{services}/mine").accepted()
+    assert rest.call("GET", f"{services}/theirs").status == 200
 
 
 def test_guard_is_of_this_operator_alone(installed: ApiServer, charts: Charts) -> None:

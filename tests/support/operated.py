@@ -37,7 +37,8 @@ class Account:
 def granted(server: ApiServer, rest: Rest, home: Path, *, namespace: str) -> Account:
     """Make a namespace and give the operator in it the rights that the chart gives, and not one more."""
     rest.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}).accepted()
-    objects = Charts(home).template("modelswap", {"watch": {"namespaces": [namespace]}}, namespace=namespace)
+    values = {"watch": {"namespaces": [namespace]}, "rbac": {"adapterServices": True}}
+    objects = Charts(home).template("modelswap", values, namespace=namespace)
     given = [thing for thing in objects if thing["kind"] in RIGHTS]
     server.kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(thing) for thing in given))
     rules = [rule for thing in given if thing["kind"] == "Role" for rule in thing["rules"]]

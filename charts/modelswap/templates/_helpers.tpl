@@ -63,6 +63,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, update]
+{{- if .Values.rbac.adapterServices }}
+# Of LoRAAdapters with spec.service. RBAC cannot restrict create to names; adapter-services-guard.yaml keeps it to these.
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, create, patch, delete]
+{{- end }}
 - apiGroups: ["", events.k8s.io]
   resources: [events]
   verbs: [create, patch]

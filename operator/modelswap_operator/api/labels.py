@@ -32,6 +32,8 @@ REPORTING_CONTROLLER: Final = f"{GROUP}/operator"
 CONTROL_PORT_NAME: Final = "modelswap"
 CONTROL_TLS_PORT_NAME: Final = "modelswap-tls"
 """Name of a control port that speaks TLS. Names of ports cannot be changed in a pod: nobody talks us out of TLS."""
+DATA_PORT_NAME: Final = "http"
+"""Of the pods' port that clients ask, and so of the port of an adapter's Service."""
 LEDGER_KEY: Final = "ledger.json"
 """Key beside the assignment where the operator keeps what only it needs; the sidecar never reads it."""
 

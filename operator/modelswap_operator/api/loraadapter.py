@@ -30,6 +30,13 @@ class Placement(Value, frozen=True, kw_only=True):
     pods: int | str = ALL_PODS
 
 
+class ServiceSpec(Value, frozen=True, kw_only=True):
+    """A Service that leads to the pods with the adapter; named after the object when ``name`` is empty."""
+
+    name: str = ""
+    port: int = 8000
+
+
 class LoRAAdapterSpec(Value, frozen=True, kw_only=True):
     """Which adapter the pods of which slot must serve."""
 
@@ -39,6 +46,7 @@ class LoRAAdapterSpec(Value, frozen=True, kw_only=True):
     placement: Placement = Placement()
     pinned: bool = False
     drain_timeout_seconds: int = 60
+    service: ServiceSpec | None = None
     suspend: bool = False
 
 
@@ -62,11 +70,12 @@ class AdapterPodStatus(Value, frozen=True, kw_only=True):
 
 
 class LoRAAdapterStatus(Value, frozen=True, kw_only=True):
-    """What was observed; the counts are None before anything was."""
+    """What was observed; the counts are None before anything was. ``service`` names the Service that was made."""
 
     observed_generation: int = msgspec.field(default=-1)
     target: AdapterTarget | None = None
     loaded_pods: int | None = None
     wanted_pods: int | None = None
+    service: str = ""
     pods: tuple[AdapterPodStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()

@@ -59,6 +59,8 @@ class Reason(StrEnum):
     ADAPTERS_UNSUPPORTED = "AdaptersUnsupported"
     LOADING_ADAPTER = "LoadingAdapter"
     BLOCKED_BY_ADAPTER = "BlockedByAdapter"
+    SERVICE_TAKEN = "ServiceTaken"
+    SERVICE_REFUSED = "ServiceRefused"
 
     PODS_SERVE = "PodsServe"
     NO_POD_SERVES = "NoPodServes"
@@ -117,6 +119,10 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.LOADING_ADAPTER: "pods are loading the adapter",
     Reason.BLOCKED_BY_ADAPTER: "an adapter has nothing for the new base: add it to spec.sources of the LoRAAdapter, "
     "delete that, or set spec.adapters.onIncompatible: Unload in the ModelVersion",
+    Reason.SERVICE_TAKEN: "a Service or EndpointSlice of this name is not this adapter's: set spec.service.name, or "
+    "delete it",
+    Reason.SERVICE_REFUSED: "the API server did not take the adapter's Service: where it is forbidden, set "
+    "rbac.adapterServices in the operator's chart",
     Reason.PODS_SERVE: "pods answer requests",
     Reason.NO_POD_SERVES: "no reachable pod answers requests",
     Reason.NO_PODS: "the slot has no pods",

@@ -153,6 +153,13 @@ class Kube:
         """Merge-patch an object."""
         return await self.request("patch", path, body=dict(body), content_type=MERGE, field_manager=FIELD_MANAGER)
 
+    async def delete(self, path: str, *, uid: str) -> None:
+        """Delete the object that has this UID; one of another UID, or none, is left alone."""
+        try:
+            await self.request("delete", path, body={"preconditions": {"uid": uid}})
+        except (ApiNotFound, ApiConflict):
+            return
+
     async def replace(self, path: str, body: Mapping[str, Any]) -> Json:
         """Replace an object; with its resourceVersion inside this is a compare-and-swap."""
         return await self.request("put", path, body=dict(body))

@@ -2,17 +2,19 @@
 
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from modelswap_operator.api.labels import ABORT, CHANGE_NOW, CONTROL_PORT_NAME, CONTROL_TLS_PORT_NAME
+from modelswap_operator.api.labels import ABORT, CHANGE_NOW, CONTROL_PORT_NAME, CONTROL_TLS_PORT_NAME, DATA_PORT_NAME
 from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
 from modelswap_operator.effects.groups import group_of
 from modelswap_operator.planning.snapshot import Adapter, Asked, Pod
 
 Json = dict[str, Any]
+
+DATA_PORT: Final = 8000
 
 
 def spec_of(body: Json) -> tuple[ModelVersionSpec | None, str]:
@@ -88,6 +90,7 @@ def pod_of(body: Json, *, ever_ready: Collection[str], default_port: int) -> Pod
         ip=str(status.get("podIP") or ""),
         port=port,
         tls=tls,
+        data_port=_named_port(_ports(body.get("spec") or {}), DATA_PORT_NAME) or DATA_PORT,
         ready=ready,
         ever_ready=ready or uid in ever_ready,
         terminating=bool(metadata.get("deletionTimestamp")),
@@ -98,10 +101,19 @@ def pod_of(body: Json, *, ever_ready: Collection[str], default_port: int) -> Pod
 
 def _control_port(spec: Json, default: int) -> tuple[int | None, bool]:
     """Return the control port, and whether it speaks TLS; a pod that names no ports at all is given the default."""
-    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
-    ports = [port for container in containers for port in container.get("ports") or []]
+    ports = _ports(spec)
     for name, tls in ((CONTROL_TLS_PORT_NAME, True), (CONTROL_PORT_NAME, False)):
-        named = next((p.get("containerPort") for p in ports if p.get("name") == name), None)
+        named = _named_port(ports, name)
         if named is not None:
-            return int(named), tls
+            return named, tls
     return (None if ports else default), False
+
+
+def _ports(spec: Json) -> list[Json]:
+    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+    return [port for container in containers for port in container.get("ports") or []]
+
+
+def _named_port(ports: list[Json], name: str) -> int | None:
+    found = next((port.get("containerPort") for port in ports if port.get("name") == name), None)
+    return int(found) if found is not None else None

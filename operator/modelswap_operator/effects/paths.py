@@ -9,8 +9,13 @@ def custom(plural: str, namespace: str | None, name: str = "", subresource: str 
 
 
 def core(plural: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
-    """Return the path of pods, configmaps and service accounts."""
+    """Return the path of pods, configmaps, services and service accounts."""
     return _path("/api/v1", namespace, plural, name, subresource)
+
+
+def endpoint_slices(namespace: str, name: str = "") -> str:
+    """Return the path of EndpointSlices."""
+    return _path("/apis/discovery.k8s.io/v1", namespace, "endpointslices", name, "")
 
 
 def events(namespace: str, name: str = "") -> str:

@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
-from modelswap_engine.protocol.adapters import OnIncompatible
+from modelswap_engine.protocol.adapters import AdapterSource, AdapterState, AdapterStatus, OnIncompatible
 from modelswap_engine.protocol.assignment import AssignedAdapter, AssignedSource
+from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_operator.api.loraadapter import ALL_PODS, LoRAAdapterSpec, SourceSpec
 from modelswap_operator.api.reasons import Reason
 from modelswap_operator.planning.assess import Assessment
@@ -146,6 +147,17 @@ class Adapters:
             key=lambda pod: (not pod.ever_ready, load[pod.uid], pod.name),
         )
         return kept + [pod.uid for pod in others[: number - len(kept)]]
+
+
+def serving(state: EngineState, name: str) -> AdapterStatus | None:
+    """Return what an engine serves under a name."""
+    rows = state.adapters.adapters if state.adapters is not None else ()
+    return next((r for r in rows if r.name == name and r.state in (AdapterState.READY, AdapterState.EVICTED)), None)
+
+
+def is_of(row: AdapterStatus | None, source: AdapterSource) -> bool:
+    """Say whether what is served is the content of a source."""
+    return row is not None and (row.digest, row.base_digest) == (source.digest, source.base_digest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ class Pod:
     Attributes:
         port: the container port named ``modelswap`` or ``modelswap-tls``; None when the pod declares neither.
         tls: it is the latter.
+        data_port: the container port named ``http``, which clients ask.
         ready: its Ready condition now.
         ever_ready: it has been Ready under this UID.
         finished: its phase is Failed or Succeeded.
@@ -51,6 +52,7 @@ class Pod:
     ip: str = ""
     port: int | None = None
     tls: bool = False
+    data_port: int = 8000
     ready: bool = False
     ever_ready: bool = False
     terminating: bool = False

@@ -1,4 +1,4 @@
-"""Writing the statuses of a slot's LoRAAdapters, and the Events that they are worth.
+"""Writing the statuses of a slot's LoRAAdapters, and the Events that they are worth; their Services before them.
 
 All of them come from one look at the slot, so that hundreds of adapters cost the pods no more questions than one.
 """
@@ -10,10 +10,12 @@ from typing import Final
 
 from modelswap_operator.api.labels import LORAADAPTER_KIND, LORAADAPTERS
 from modelswap_operator.api.loraadapter import LoRAAdapterStatus
-from modelswap_operator.effects.kube import ApiConflict, ApiNotFound
+from modelswap_operator.effects.adapter_services import AdapterServices, refused
+from modelswap_operator.effects.kube import ApiConflict, ApiError, ApiNotFound, ApiUnavailable
 from modelswap_operator.effects.observe import Look
 from modelswap_operator.effects.status import apply_status
-from modelswap_operator.planning.snapshot import Adapter
+from modelswap_operator.planning.adapter_services import ServiceOutcome, concerned, wanted_services
+from modelswap_operator.planning.snapshot import Adapter, Snapshot
 from modelswap_operator.runtime.tools import Tools
 from modelswap_operator.status import events
 from modelswap_operator.status.adapters import adapter_statuses
@@ -25,9 +27,10 @@ AT_ONCE: Final = 8
 class AdapterReports:
     """The adapters of one slot, told."""
 
-    def __init__(self, tools: Tools, *, namespace: str) -> None:
+    def __init__(self, tools: Tools, *, namespace: str, slot: str) -> None:
         self._tools = tools
         self._namespace = namespace
+        self._services = AdapterServices(tools.kube, namespace=namespace, slot=slot)
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def report(self, look: Look, now: datetime) -> Counter[tuple[str, str]]:
@@ -36,13 +39,25 @@ class AdapterReports:
         Raises:
             ApiError: the API server did not take one of them; the others are written.
         """
-        found = list(adapter_statuses(look.snapshot, now))
+        services = await self._serve(look.snapshot) if concerned(look.snapshot) else {}
+        found = list(adapter_statuses(look.snapshot, now, services))
         new = [(adapter, status) for adapter, status in found if status != adapter.status]
         answers = await asyncio.gather(*(self._write(look, *item) for item in new), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
         return Counter((LORAADAPTER_KIND, standing(status.conditions)) for _, status in found)
+
+    async def _serve(self, snapshot: Snapshot) -> dict[str, ServiceOutcome]:
+        """Bring the Services to what the adapters ask for, one after the other: two may want the same name."""
+        try:
+            there = await self._services.read()
+        except ApiUnavailable:
+            raise
+        except ApiError as error:
+            return {wanted.adapter.name: refused(wanted.adapter, error) for wanted in wanted_services(snapshot, {})}
+        wanted_now = wanted_services(snapshot, there.listed)
+        return {wanted.adapter.name: await self._services.bring(there, wanted) for wanted in wanted_now}
 
     async def _write(self, look: Look, adapter: Adapter, status: LoRAAdapterStatus) -> None:
         async with self._turns:

@@ -4,17 +4,18 @@ An adapter counts as loaded in a pod when that pod's engine says so under its pr
 on a base that every rank has proved. Everything else is not loaded, whatever was said before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 
-from modelswap_engine.protocol.adapters import AdapterState, AdapterStatus
 from modelswap_engine.protocol.assignment import AssignedAdapter
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_operator.api.loraadapter import ALL_PODS, AdapterPodStatus, AdapterTarget, LoRAAdapterStatus
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
+from modelswap_operator.planning.adapter_services import ServiceOutcome
 from modelswap_operator.planning.adapter_steps import told
-from modelswap_operator.planning.adapters import Adapters, Wish
+from modelswap_operator.planning.adapters import Adapters, Wish, is_of, serving
 from modelswap_operator.planning.assess import Assessment, proved
 from modelswap_operator.planning.errors import is_final, text
 from modelswap_operator.planning.snapshot import Adapter, Pod, Snapshot, Unreachable
@@ -44,8 +45,10 @@ class _Verdict:
         return not self.reconciling
 
 
-def adapter_statuses(snapshot: Snapshot, now: datetime) -> Iterator[tuple[Adapter, LoRAAdapterStatus]]:
-    """Yield what to write about each adapter of the slot."""
+def adapter_statuses(
+    snapshot: Snapshot, now: datetime, services: Mapping[str, ServiceOutcome] = MappingProxyType({})
+) -> Iterator[tuple[Adapter, LoRAAdapterStatus]]:
+    """Yield what to write about each adapter of the slot; ``services`` is what became of those that have one."""
     if snapshot.deleted:
         for adapter in snapshot.adapters:
             message = f"there is no ModelVersion {snapshot.slot} in this namespace; the adapter is loaded once there is"
@@ -63,10 +66,11 @@ def adapter_statuses(snapshot: Snapshot, now: datetime) -> Iterator[tuple[Adapte
             wish.adapter,
             _status(
                 wish.adapter,
-                _verdict(adapters, wish, rows),
+                _routed(_verdict(adapters, wish, rows), services.get(wish.adapter.name)),
                 rows=rows,
                 wanted=_wanted(wish, rows),
                 target=_target(adapters.a, wish),
+                service=services.get(wish.adapter.name),
                 now=now,
             ),
         )
@@ -80,6 +84,7 @@ def _status(
     rows: list[_Row] | None = None,
     wanted: int = 0,
     target: AdapterTarget | None = None,
+    service: ServiceOutcome | None = None,
 ) -> LoRAAdapterStatus:
     before, listed = adapter.status, sorted(rows or [], key=lambda r: (_ORDER.index(r.kind), r.status.name))
     suspended = adapter.spec is not None and adapter.spec.suspend
@@ -94,6 +99,7 @@ def _status(
         target=target,
         loaded_pods=sum(row.kind == "Loaded" for row in listed),
         wanted_pods=wanted,
+        service=service.name if service is not None else before.service,
         pods=tuple(row.status for row in listed[:LISTED]),
         conditions=conditions(verdicts, observed=before.conditions, generation=adapter.generation, now=now),
     )
@@ -140,7 +146,7 @@ def _describe(a: Assessment, pod: Pod, item: AssignedAdapter) -> tuple[str, str,
     if state.adapters is None or not state.adapters.slots:
         why = state.adapters.reason if state.adapters is not None else ""
         return "Unsupported", Reason.ADAPTERS_UNSUPPORTED, why or TEXTS[Reason.ADAPTERS_UNSUPPORTED], ""
-    served = next((row for row in state.adapters.adapters if row.name == item.name and _serves(row)), None)
+    served = serving(state, item.name)
     digest, source = served.digest if served is not None else "", item.source_for(state.live.digest)
     if source is None:
         return (*_without_source(a, item, state.live.digest), digest)
@@ -148,16 +154,12 @@ def _describe(a: Assessment, pod: Pod, item: AssignedAdapter) -> tuple[str, str,
     problem = next((p for p in assigned.problems if p.name == item.name), None) if assigned is not None else None
     if problem is not None and problem.error is not None:
         return (*_trouble(problem.error), digest)
-    if served is not None and digest == source.digest and served.base_digest == source.base_digest:
+    if is_of(served, source):
         return "Loaded", "", "", digest
     failed = a.snapshot.memory.untold.get(pod.uid)
     if failed is not None and assigned is None:
         return (*_trouble(failed.error), digest)
     return "Loading", Reason.LOADING_ADAPTER, "", digest
-
-
-def _serves(row: AdapterStatus) -> bool:
-    return row.state in (AdapterState.READY, AdapterState.EVICTED)
 
 
 def _trouble(error: ErrorBody) -> tuple[str, str, str]:
@@ -185,6 +187,14 @@ def _verdict(adapters: Adapters, wish: Wish, rows: list[_Row]) -> _Verdict:
         message = f"{TEXTS[wish.reason]}: {wish.message}"
         return _Verdict(ready=False, reason=wish.reason, message=message, stalled=True)
     return _lookup(adapters, wish, figure) or _in_pods(a, rows, figure) or _whole(a, wish, rows, figure)
+
+
+def _routed(verdict: _Verdict, service: ServiceOutcome | None) -> _Verdict:
+    """Return a verdict that also says what is wrong with the Service; a person is needed for either."""
+    if service is None or not service.reason or verdict.stalled:
+        return verdict
+    message = f"{verdict.message}; {service.message}"
+    return _Verdict(ready=False, reason=service.reason, message=message, stalled=True)
 
 
 def _lookup(adapters: Adapters, wish: Wish, figure: str) -> _Verdict | None:

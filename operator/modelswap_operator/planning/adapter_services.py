@@ -1,0 +1,114 @@
+"""Which pods the Service of a LoRAAdapter leads to. Pure.
+
+Pods carry no label for it: the operator lists them in an EndpointSlice of its own, and nobody else does. What is listed
+stays good while the operator is away, and a pod that it cannot ask now is not taken out for that.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from modelswap_engine.protocol.assignment import AssignedAdapter
+from modelswap_operator.planning.adapters import Adapters, Wish, is_of, serving
+from modelswap_operator.planning.assess import Assessment, proved
+from modelswap_operator.planning.snapshot import Adapter, Pod, Snapshot, Unreachable
+
+MOST_ENDPOINTS: Final = 500
+"""In one EndpointSlice; the API server takes 1000."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Endpoint:
+    """One pod that is led to."""
+
+    name: str
+    uid: str
+    ip: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """The pods of one address family whose data port has one number."""
+
+    name: str
+    family: str
+    port: int
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedService:
+    """What an adapter asks for; ``name`` is empty where it asks for no Service, and one that it has must go."""
+
+    adapter: Adapter
+    name: str = ""
+    port: int = 0
+    slices: tuple[Slice, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOutcome:
+    """The Service that there is now, and why it is not the one that is asked for: a reason and words, or nothing."""
+
+    name: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+def concerned(snapshot: Snapshot) -> bool:
+    """Say whether an adapter of the slot asks for a Service, or has one."""
+    if snapshot.deleted or snapshot.spec is None:
+        return False  # whom to lead to is not known then: what is listed stays
+    return any(_asked(adapter) or adapter.status.service for adapter in snapshot.adapters)
+
+
+def wanted_services(snapshot: Snapshot, listed: Mapping[str, frozenset[str]]) -> Iterator[WantedService]:
+    """Yield the Services that adapters ask for, or have; ``listed`` are the UIDs of pods that each leads to now."""
+    adapters = Adapters(Assessment(snapshot))
+    for wish in adapters.wishes:
+        adapter = wish.adapter
+        if adapter.spec is None:
+            continue
+        asked = adapter.spec.service
+        if asked is None:
+            if adapter.status.service:
+                yield WantedService(adapter=adapter)
+            continue
+        name = asked.name or adapter.name
+        pods = _pods(adapters.a, wish, listed.get(name, frozenset()))
+        yield WantedService(adapter=adapter, name=name, port=asked.port, slices=tuple(_slices(name, pods)))
+
+
+def _asked(adapter: Adapter) -> bool:
+    return adapter.spec is not None and adapter.spec.service is not None
+
+
+def _pods(a: Assessment, wish: Wish, listed: frozenset[str]) -> list[Pod]:
+    """Return the ready pods with the adapter's content; while none has it yet, those that serve what was before."""
+    item = wish.item
+    if item is None:
+        return []
+    ready = [pod for pod in a.counted if pod.ready and pod.ip and item.meant_for(pod.uid)]
+    current = [pod for pod in ready if _has(pod, item) or (isinstance(pod.engine, Unreachable) and pod.uid in listed)]
+    return current or [pod for pod in ready if pod.state is not None and serving(pod.state, item.name) is not None]
+
+
+def _has(pod: Pod, item: AssignedAdapter) -> bool:
+    """Say whether a pod's engine serves the content that is assigned for its base, which it has proved."""
+    state = pod.state
+    if state is None or state.live is None or not proved(state, state.live.digest):
+        return False
+    source = item.source_for(state.live.digest)
+    return source is not None and is_of(serving(state, item.name), source)
+
+
+def _slices(service: str, pods: Iterable[Pod]) -> Iterator[Slice]:
+    def kind(pod: Pod) -> tuple[str, int]:
+        return ("IPv6" if ":" in pod.ip else "IPv4"), pod.data_port
+
+    for (family, port), alike in groupby(sorted(pods, key=kind), kind):
+        found = sorted(Endpoint(name=pod.name, uid=pod.uid, ip=pod.ip) for pod in alike)
+        for start in range(0, len(found), MOST_ENDPOINTS):
+            name = f"{service}-{family.lower()}-{port}-{start // MOST_ENDPOINTS}"
+            yield Slice(name=name, family=family, port=port, endpoints=tuple(found[start : start + MOST_ENDPOINTS]))

@@ -1,0 +1,129 @@
+"""Which pods the Service of an adapter leads to, as pods load, change, vanish and cannot be asked."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import msgspec
+
+from modelswap_operator.api.loraadapter import ServiceSpec
+from modelswap_operator.planning.adapter_services import (
+    MOST_ENDPOINTS,
+    ServiceOutcome,
+    WantedService,
+    concerned,
+    wanted_services,
+)
+from modelswap_operator.planning.snapshot import Snapshot
+from modelswap_operator.status.adapters import adapter_statuses
+from tests.support.adapter_world import AdapterWorld, source
+
+NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
+
+
+def world(**spec: object) -> AdapterWorld:
+    made = AdapterWorld(pods=3)
+    made.settle()
+    made.create("a", service=ServiceSpec(port=80), **spec)  # type: ignore[arg-type]
+    made.settle()
+    return made
+
+
+def wanted(made: AdapterWorld, listed: Mapping[str, frozenset[str]] = NOTHING) -> WantedService:
+    (found,) = wanted_services(made.snapshot(), listed)
+    return found
+
+
+def pods(made: AdapterWorld, listed: Mapping[str, frozenset[str]] = NOTHING) -> list[str]:
+    return [one.name for part in wanted(made, listed).slices for one in part.endpoints]
+
+
+def test_it_leads_to_the_ready_pods_with_the_adapter_and_to_no_others() -> None:
+    made = world(pods=2)
+    assert (wanted(made).name, wanted(made).port) == ("a", 80)
+    assert pods(made) == ["pod-1", "pod-2"]
+    made.pods[0].ready = False
+    assert pods(made) == ["pod-2"]
+    made.pods[0].ready = True
+    made.pods.pop(1)
+    made.settle()  # another pod takes its place
+    assert pods(made) == ["pod-1", "pod-3"]
+    made.pods[0].adapters.served.clear()  # type: ignore[union-attr]
+    assert pods(made) == ["pod-3"]
+
+
+def test_a_pod_that_cannot_be_asked_stays_where_it_was_listed() -> None:
+    made = world()
+    made.pods[0].reachable = made.pods[1].reachable = False
+    assert pods(made) == ["pod-3"]
+    assert pods(made, {"a": frozenset({made.pods[0].uid})}) == ["pod-1", "pod-3"]
+    made.pods[0].ready = False
+    assert pods(made, {"a": frozenset({made.pods[0].uid})}) == ["pod-3"]
+
+
+def test_new_content_is_led_to_as_soon_as_one_pod_has_it_and_the_old_one_until_then() -> None:
+    made = world()
+    made.change("a", sources=(source("2"),))
+    seen = []
+    for _ in range(200):
+        made.run_pass()
+        seen.append(pods(made))
+        assert seen[-1], "nobody is led to"
+        made.tick()
+    assert made.loaded() == [{"a": "2"}] * 3
+    assert seen[-1] == ["pod-1", "pod-2", "pod-3"]
+
+
+def test_an_adapter_without_a_place_is_led_to_by_nobody() -> None:
+    made = world()
+    made.create("b", alias="a", service=ServiceSpec(name="other"))
+    made.settle()
+    first, second = wanted_services(made.snapshot(), NOTHING)
+    assert (second.name, second.slices) == ("other", ())
+    assert first.slices
+
+
+def test_slices_are_of_one_family_and_port_and_not_too_long() -> None:
+    made = world()
+    snapshot = made.snapshot()
+    first = snapshot.pods[0]
+    many = [replace(first, name=f"p{n:04d}", uid=f"u{n}", ip=f"10.0.{n // 256}.{n % 256}") for n in range(600)]
+    others = [
+        replace(first, name="six", uid="six", ip="fd00::1"),
+        replace(first, name="port", uid="port", data_port=81),
+    ]
+    (found,) = wanted_services(replace(snapshot, pods=(*many, *others)), NOTHING)
+    shape = [(part.name, part.family, part.port, len(part.endpoints)) for part in found.slices]
+    assert shape == [
+        ("a-ipv4-81-0", "IPv4", 81, 1),
+        ("a-ipv4-8000-0", "IPv4", 8000, MOST_ENDPOINTS),
+        ("a-ipv4-8000-1", "IPv4", 8000, 100),
+        ("a-ipv6-8000-0", "IPv6", 8000, 1),
+    ]
+
+
+def test_who_asks_for_none_is_not_looked_at_and_one_that_was_made_must_go() -> None:
+    made = world()
+    assert concerned(made.snapshot())
+    made.change("a", service=None)
+    assert not concerned(made.snapshot())
+    assert list(wanted_services(made.snapshot(), NOTHING)) == []
+    (adapter,) = made.adapters
+    had = replace(adapter, status=msgspec.structs.replace(adapter.status, service="a"))
+    made.adapters = (had,)
+    assert concerned(made.snapshot())
+    assert wanted(made) == WantedService(adapter=had)
+    assert not concerned(replace(made.snapshot(), deleted=True))  # nobody can be asked: what is listed stays
+
+
+def says(snapshot: Snapshot, made: AdapterWorld, outcome: ServiceOutcome) -> tuple[str, dict[str, tuple[str, str]]]:
+    ((_, status),) = adapter_statuses(snapshot, made.now, {"a": outcome})
+    return status.service, {c.type: (c.status, c.reason) for c in status.conditions}
+
+
+def test_what_is_wrong_with_the_service_needs_a_person() -> None:
+    made = world()
+    fine = says(made.snapshot(), made, ServiceOutcome(name="a"))
+    assert fine == ("a", {"Ready": ("True", "Succeeded")})
+    taken = says(made.snapshot(), made, ServiceOutcome(reason="ServiceTaken", message="Service a was not made for"))
+    assert taken == ("", {"Ready": ("False", "ServiceTaken"), "Stalled": ("True", "ServiceTaken")})
