@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
+import json
 import re
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +19,7 @@ from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.runtime.app import EXIT_LEASE_LOST
 from tests.api.conftest import CONTENTS
 from tests.support.apiserver import ApiServer
+from tests.support.custom import GROUP_VERSION, install_definitions
 from tests.support.fake_pods import Slot, eventually, ref
 from tests.support.operated import Account, OperatorProcess, granted
 from tests.support.rest import Rest
@@ -134,6 +139,79 @@ async def test_a_leader_that_cannot_renew_ends_and_the_next_one_goes_on(
     assert [len(pod.sidecar.swaps) for pod in slot.pods] == [1, 1, 1]
     before, *after = (pod.sidecar.swaps[0].fence.epoch for pod in slot.pods)
     assert set(after) == {before + 1}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seconds", [25, pytest.param(95, marks=pytest.mark.full)])
+async def test_an_api_server_that_is_away_for_long_costs_no_more_than_that(
+    api: tuple[WeakApi, OperatorProcess], slot: Slot, rest: Rest, seconds: int
+) -> None:
+    weak, operator = api
+    await slot.ready_at(V10)
+    await first_stages(slot, V11)
+    await weak.refuse()
+    slot.pods[0].sidecar.go.set()
+    for _ in range(seconds):  # the length is what is tried
+        await asyncio.sleep(1)
+        assert await asyncio.to_thread(operator.get, "/livez") == (200, "ok")
+    rest.reconnect()  # the server has let go of a connection on which nothing was said
+    await weak.heal()
+    await slot.ready_at(V11)
+    assert [len(pod.sidecar.swaps) for pod in slot.pods] == [1, 1, 1]
+
+
+async def test_a_history_that_is_compacted_away_is_listed_anew(own_api_server: ApiServer, tmp_path: Path) -> None:
+    """The operator's watches come back with a place in history that the API server has no more."""
+    server = own_api_server
+    install_definitions(server)
+    rest = Rest(server)
+    account = granted(server, rest, tmp_path, namespace=NAMESPACE)
+    async with WeakApi(server, user=account.user, kubeconfig=tmp_path / "weak.kubeconfig") as weak:
+        operator = OperatorProcess(server, tmp_path, account=account)
+        operator.start(kubeconfig=weak.kubeconfig)
+        slot = Slot(rest, namespace=NAMESPACE, name="slot", contents=dict(CONTENTS))
+        try:
+            await slot.add_pod(V10)
+            slot.create(V10)
+            await slot.ready_at(V10)
+            place = slot.object()["metadata"]["resourceVersion"]
+            await weak.refuse()
+            slot.bump(V11)
+            await asyncio.to_thread(compacted, server)
+            assert await asyncio.to_thread(watched_from, server, place) == 410
+            rest.reconnect()
+            await weak.heal()
+            await slot.ready_at(V11)
+            assert len(slot.pods[0].sidecar.swaps) == 1
+            slot.bump(V12)  # what is watched again is heard of at once
+            await slot.ready_at(V12)
+        finally:
+            await asyncio.to_thread(operator.stop)
+            await slot.close()
+
+
+def compacted(server: ApiServer) -> None:
+    """Have etcd forget all that was, and the API server too."""
+    server.stop_apiserver()
+    here = etcd(server, "kv/range", {"key": base64.b64encode(b"x").decode()})
+    etcd(server, "kv/compaction", {"revision": here["header"]["revision"], "physical": True})
+    server.start_apiserver()
+
+
+def etcd(server: ApiServer, call: str, body: dict[str, object]) -> dict[str, Any]:
+    request = urllib.request.Request(f"{server.etcd_url}/v3/{call}", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def watched_from(server: ApiServer, place: str) -> int:
+    """Return the status with which a watch from that place ends; 0 when it does not."""
+    path = (
+        f"/apis/{GROUP_VERSION}/namespaces/{NAMESPACE}/modelversions?watch=1&timeoutSeconds=2&resourceVersion={place}"
+    )
+    told = server.try_kubectl("get", "--raw", path)
+    return 410 if '"code":410' in told.stdout or "too old resource version" in told.stderr else 0
 
 
 @pytest.mark.full  # it takes the longest silence that is allowed

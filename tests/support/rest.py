@@ -53,6 +53,10 @@ class Rest:
         address = urlsplit(server.url)
         self._connection = http.client.HTTPSConnection(str(address.hostname), address.port, context=context, timeout=60)
 
+    def reconnect(self) -> None:
+        """Connect anew with the next call: the server was started again."""
+        self._connection.close()
+
     def call(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Answer:
         """Make one call."""
         payload = None if body is None else json.dumps(body)

@@ -5,7 +5,7 @@ Kept until four fifths of its life are over, then asked for again; a token for a
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from modelswap_engine.protocol.errors import Unavailable
@@ -82,13 +82,11 @@ class ServiceAccountTokens:
                 f"no token for pod UID {pod_uid}: {error.message}",
                 advice="the operator's Role must allow create on serviceaccounts/token of its own account",
             ) from None
-        status = answer["status"]
-        expiry = datetime.fromisoformat(status["expirationTimestamp"].replace("Z", "+00:00")).astimezone(UTC)
+        token = str(answer["status"]["token"])
         self._trim()
-        self._kept[pod_uid] = _Kept(
-            status["token"], now + timedelta(seconds=(expiry - now).total_seconds() * KEPT_SHARE)
-        )
-        return str(status["token"])
+        # No API server may give less: its own bound is an hour at least. Its clock and ours need not agree so.
+        self._kept[pod_uid] = _Kept(token, now + timedelta(seconds=LIFE_SECONDS * KEPT_SHARE))
+        return token
 
     def forget(self, pod_uid: str) -> None:
         """Drop the token of a pod."""

@@ -144,7 +144,8 @@ def _row(a: Assessment, pod: Pod, now: datetime) -> SoakStatus | None:
     before, state = _recorded(a).get(pod.uid), pod.state
     if state is None or not a.there(pod, a.target_digest):
         return before
-    if before is not None and before.boot_id == state.boot_id:
+    same = before is not None and before.boot_id == state.boot_id
+    if before is not None and same and not _ahead(before, now):
         return before
     requests, errors = _counts(pod, a.target_digest)
     return SoakStatus(
@@ -153,8 +154,14 @@ def _row(a: Assessment, pod: Pod, now: datetime) -> SoakStatus | None:
         since=stamp(now + timedelta(microseconds=999_999)),  # stamps are whole seconds: never a shorter soak
         requests_before=requests,
         errors_before=errors,
-        restarts=before.restarts + 1 if before is not None else 0,
+        restarts=before.restarts + (not same) if before is not None else 0,
     )
+
+
+def _ahead(row: SoakStatus, now: datetime) -> bool:
+    """Say whether a soak began later than now: another operator wrote that, by a clock that was wrong."""
+    since = parse(row.since)
+    return since is not None and since > now + timedelta(seconds=1)
 
 
 def _recorded(a: Assessment) -> dict[str, SoakStatus]:

@@ -50,15 +50,21 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangePolicy:
-    """What the platform team allows. ``windows`` empty is any time; ``wrong`` is what cannot be read of it."""
+    """What the platform team allows.
+
+    ``windows`` empty is any time; ``wrong`` is what cannot be read of it. ``ahead`` is how much later than ``now`` it
+    really is: the operator's time does not follow when the system's clock is set.
+    """
 
     frozen: bool = False
     reason: str = ""
     windows: tuple[Window, ...] = ()
     wrong: str = ""
+    ahead: timedelta = timedelta()
 
     def hold(self, now: datetime) -> Hold | None:
         """Return why no version may change at this time; None when it may."""
+        now += self.ahead
         if self.wrong:
             return Hold(message=f"changes are held back: {self.wrong}")
         if self.frozen:
@@ -67,7 +73,9 @@ class ChangePolicy:
             return None
         until = min((moment for window in self.windows if (moment := _next(window, now))), default=None)
         told = f" until {stamp(until)}" if until is not None else ""
-        return Hold(message=f"outside of the change windows{told}", until=until)
+        return Hold(
+            message=f"outside of the change windows{told}", until=until - self.ahead if until is not None else None
+        )
 
 
 def parse(data: Mapping[str, str]) -> ChangePolicy:

@@ -38,7 +38,8 @@ def advance(snapshot: Snapshot, now: datetime) -> Progress | None:
     if a.held(now) is not None or a.grouped is not None:
         at = now  # nothing may move, so no time passes
     elif before is None:
-        at = _recorded(snapshot) or now
+        recorded = _recorded(snapshot)
+        at = min(recorded, now) if recorded is not None else now  # a clock that was wrong may have written it
     elif same and _equal(before, current):
         at = before.at
     else:

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from dataclasses import replace
 
 import kopf
 import structlog
@@ -18,8 +18,10 @@ from modelswap_operator.effects.perform import Performer
 from modelswap_operator.effects.tokens import NoTokens, ServiceAccountTokens, Tokens
 from modelswap_operator.effects.trust import Trust
 from modelswap_operator.handlers import wiring
+from modelswap_operator.planning.changes import ChangePolicy
 from modelswap_operator.runtime import health
 from modelswap_operator.runtime.changes import ChangeWatch
+from modelswap_operator.runtime.clock import SteadyClock, system_time
 from modelswap_operator.runtime.election import claim_epoch, election
 from modelswap_operator.runtime.lease import FencedLease
 from modelswap_operator.runtime.metrics import Metrics
@@ -33,17 +35,13 @@ STOP_SECONDS = 10.0
 _log = structlog.get_logger(__name__)
 
 
-def now() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
-
-
 class Operator:
     """One process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.metrics = Metrics()
+        self._clock = SteadyClock()
+        self.metrics = Metrics(clock_ahead=lambda: self._clock.ahead().total_seconds())
         self.http_port = 0
         self._supervisor: Supervisor | None = None
 
@@ -70,7 +68,7 @@ class Operator:
                 namespace=settings.pod_namespace,
                 name=settings.lease_name,
                 pod=settings.pod_name,
-                now=now,
+                now=system_time,
             )
             elected = asyncio.Event()
             holding = asyncio.create_task(self._hold(lock, elected), name="lease")
@@ -89,7 +87,7 @@ class Operator:
         if self._settings.leader_elect:
             await election(lock, self._settings, elected=elected).run()
             return
-        await claim_epoch(lock, self._settings, now=now)
+        await claim_epoch(lock, self._settings, now=system_time)
         elected.set()
         await asyncio.Event().wait()
 
@@ -173,21 +171,27 @@ class Operator:
         if not settings.service_account:
             _log.warning("SERVICE_ACCOUNT is not set: sidecars are called without a token")
             return NoTokens()
-        return ServiceAccountTokens(kube, namespace=settings.pod_namespace, account=settings.service_account, now=now)
+        return ServiceAccountTokens(
+            kube, namespace=settings.pod_namespace, account=settings.service_account, now=self._clock.now
+        )
 
     def _tools(self, kube: Kube, engines: EngineClient, lock: FencedLease, changes: ChangeWatch) -> Tools:
-        draw = random.SystemRandom().random
+        draw, now = random.SystemRandom().random, self._clock.now
+
+        def policy() -> ChangePolicy:
+            return replace(changes.policy(), ahead=self._clock.ahead())
+
         return Tools(
             kube=kube,
             observer=Observer(
                 kube=kube, engines=engines, now=now, random=draw, default_port=self._settings.control_port
             ),
             performer=Performer(kube=kube, engines=engines),
-            events=EventWriter(kube, instance=self._settings.pod_name, now=now),
+            events=EventWriter(kube, instance=self._settings.pod_name, now=system_time),
             metrics=self.metrics,
             fencing=lock,
             resync=self._settings.resync,
-            changes=changes.policy,
+            changes=policy,
             now=now,
             clock=time.monotonic,
             random=draw,

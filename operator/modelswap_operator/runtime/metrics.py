@@ -1,6 +1,6 @@
 """Prometheus metrics of the operator; labels are bounded, object names are never one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import time
 
@@ -10,9 +10,13 @@ PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 
 
 class Metrics:
-    """All series of one process, in a registry of its own."""
+    """All series of one process, in a registry of its own.
 
-    def __init__(self) -> None:
+    Args:
+        clock_ahead: says how many seconds later it is by the system's clock than by the operator's.
+    """
+
+    def __init__(self, *, clock_ahead: Callable[[], float] = lambda: 0.0) -> None:
         registry = self.registry = CollectorRegistry()
         self._total = Counter(
             "modelswap_reconcile_total", "Passes over an object.", ["kind", "result"], registry=registry
@@ -58,6 +62,11 @@ class Metrics:
             ["resource"],
             registry=registry,
         )
+        Gauge(
+            "modelswap_clock_ahead_seconds",
+            "By how much the system's clock was set forward since this process began.",
+            registry=registry,
+        ).set_function(clock_ahead)
 
     @contextmanager
     def working(self, kind: str) -> Iterator[None]:
