@@ -190,6 +190,7 @@ async def test_more_than_the_engine_can_hold_is_refused_by_the_name_of_its_optio
     assert "one rank" in await command(served, "adapter", "load", "mixed", "--source", str(mixed), code=1)
 
 
+@pytest.mark.full  # in each run one is killed in vLLM; who brings adapters back is the same
 async def test_a_killed_engine_comes_back_with_its_adapters(
     served: Served, engine: Sglang, pair: Pair, spoken: Path
 ) -> None:
