@@ -43,7 +43,7 @@ def qwen3(out: Path, seed: int) -> Path:
 # In each run the other tests drive a Llama here, and a Qwen3 in SGLang.
 FAMILIES = [
     pytest.param(qwen2, LORA, id="Qwen2ForCausalLM", marks=pytest.mark.full),  # biases, a tied head
-    pytest.param(qwen3, (), id="Qwen3ForCausalLM", marks=pytest.mark.full),  # norms in the attention, a head tied to the embedding
+    pytest.param(qwen3, (), id="Qwen3ForCausalLM", marks=pytest.mark.full),  # norms, a head tied to the embedding
     pytest.param(llama, LORA, id="LlamaForCausalLM", marks=pytest.mark.full),
 ]
 
