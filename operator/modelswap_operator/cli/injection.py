@@ -84,7 +84,7 @@ def injected(workload: Object, *, container: str, wanted: Wanted, shape: Object)
         PluginError: it says something that the pod of a slot cannot have.
     """
     made = copy.deepcopy(workload)
-    spec, engine = _spec(made), container_of(made, container)
+    engine = container_of(made, container)
     covering = _covering(engine, wanted.model)
     refuse(made, engine, external=wanted.engine != EMBEDDED, model_mounted=covering is not None, model=wanted.model)
     pod = filled(shape, wanted, root=str(covering["mountPath"]) if covering else "")
@@ -94,7 +94,7 @@ def injected(workload: Object, *, container: str, wanted: Wanted, shape: Object)
             one["volumeMounts"].append({**covering, "readOnly": True})
     used = {mount["name"] for one in [*pod.get("initContainers", []), engine] for mount in one["volumeMounts"]}
     pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] in used]
-    _into_spec(spec, pod, alone=len(spec["containers"]) == 1, where=title(made))
+    _into_spec(made, pod)
     _labelled(made, wanted.slot, engine["name"])
     return made
 
@@ -188,24 +188,27 @@ def _into_container(engine: Object, ours: Object, wanted: Wanted, *, where: str)
     engine["volumeMounts"] = [*mounts, *(one for one in ours["volumeMounts"] if one["mountPath"] not in users)]
 
 
-def _into_spec(spec: Object, pod: Object, *, alone: bool, where: str) -> None:
+def _into_spec(workload: Object, pod: Object) -> None:
     """Put what is left of the chart's pod into the user's."""
-    names = {one["name"] for one in [*(spec.get("initContainers") or []), *spec["containers"]]}
-    for kind in ("volumes", "initContainers"):
-        mine, theirs = pod.pop(kind, []), list(spec.get(kind) or [])
-        taken = names if kind == "initContainers" else {one["name"] for one in theirs}
+    spec = _spec(workload)
+    claims = [one["metadata"]["name"] for one in workload["spec"].get("volumeClaimTemplates") or []]
+    taken = {
+        "volumes": {*claims, *(one["name"] for one in spec.get("volumes") or [])},  # a claim would come in its place
+        "initContainers": {one["name"] for one in [*(spec.get("initContainers") or []), *spec["containers"]]},
+    }
+    for kind, names in taken.items():
+        mine = pod.pop(kind, [])
         for one in mine:
-            if one["name"] in taken:
+            if one["name"] in names:
                 what = "container" if kind == "initContainers" else "volume"
-                raise PluginError(
-                    f"{where}: a {what} is called {one['name']}, as one of modelswap's", advice="rename it"
-                )
+                problem = f"a {what} is called {one['name']}, as one of modelswap's"
+                raise PluginError(f"{title(workload)}: {problem}", advice="rename it")
         if mine:
-            spec[kind] = [*theirs, *mine]
+            spec[kind] = [*(spec.get(kind) or []), *mine]
     grace = pod.pop("terminationGracePeriodSeconds")
     spec["terminationGracePeriodSeconds"] = max(grace, spec.get("terminationGracePeriodSeconds") or 0)
     spec["securityContext"] = {**pod.pop("securityContext"), **(spec.get("securityContext") or {})}
-    if not alone:
+    if len(spec["containers"]) > 1:
         pod.pop("automountServiceAccountToken")  # nobody knows whether the other containers need it
     for name, value in pod.items():
         spec.setdefault(name, value)

@@ -159,6 +159,12 @@ def test_what_cannot_be_known_or_would_break_is_refused(pod: dict[str, Any], wor
     assert error.advice
 
 
+def test_a_claim_of_a_stateful_set_does_not_come_in_the_place_of_a_volume() -> None:
+    claims = "volumeClaimTemplates:\n  - metadata: {name: state}\n  "
+    error = run(WORKLOAD.replace("serviceName: chat\n", f"serviceName: chat\n  {claims}"), *OPTIONS).exception
+    assert "a volume is called state" in str(error)
+
+
 def test_ports_of_other_containers_are_not_taken() -> None:
     text = changed(more=[{"name": "metrics", "image": "m", "ports": [{"containerPort": 8001}]}])
     assert "container metrics has port 8001" in str(run(text, *OPTIONS, "--container=server").exception)
