@@ -30,7 +30,7 @@ lane "model: real worker processes, tiny models" -n 2 --dist loadfile -m "model 
 hack/engines/vllm.sh >/dev/null; hack/engines/sglang.sh >/dev/null
 lane "engine: the real vLLM and SGLang on CPU" -n 2 --dist loadfile -m "engine and not cluster$full" tests
 [ -n "${KUBEBUILDER_ASSETS:-}" ] || hack/kind/kube-binaries.sh etcd kube-apiserver kube-controller-manager kubectl
-hack/gitops/build.sh source-controller kustomize-controller flux-verdict
+hack/gitops/build.sh source-controller kustomize-controller flux-verdict ${FULL:+argocd}
 # One cluster and one port for all checkouts of a machine: the lane of a second run waits for that of the first.
 exec 8>"${MODELSWAP_CACHE:-$HOME/.cache/modelswap}/kind/test-lane.lock"
 if command -v flock >/dev/null; then flock -n 8 || { echo "== waiting for the cluster of another test run"; flock 8; }; fi

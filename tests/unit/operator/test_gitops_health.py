@@ -1,14 +1,17 @@
 """What Argo CD and Flux make of every state that the operator writes, by what `contrib/` gives them.
 
-Argo CD embeds Lua 5.1 and opens few of its libraries; here it is the reference one with the same. Flux is asked itself,
-by a program that takes a minute to build, in the lane that has it built.
+Argo CD embeds Lua 5.1 and opens few of its libraries; here it is the reference one with the same. Both are asked
+themselves too, by programs that take minutes to build, in the lanes that have them built.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +21,9 @@ from lupa.lua51 import LuaRuntime
 from modelswap_operator.api.labels import REQUESTED_AT
 from tests.support.cache import REPOSITORY, run_script
 from tests.support.gitops import programs
+from tests.support.gitops_argo import CONFIG
 from tests.support.gitops_states import STATES, Object
 
-CONFIG = REPOSITORY / "contrib/argocd/argocd-cm.yaml"
 DATA: dict[str, str] = yaml.safe_load(CONFIG.read_text())["data"]
 
 EXPECTED = {
@@ -63,7 +66,7 @@ EXPECTED = {
 def run(script: str, obj: Object) -> Any:
     """Run a script as Argo CD does: the object is the global ``obj``, and few libraries are open."""
     lua = LuaRuntime(unpack_returned_tuples=True)
-    lua.execute("string, math, io, coroutine, debug = nil")
+    lua.execute("string, math, io, os, coroutine, debug = nil")
     lua.globals().obj = lua.table_from(obj, recursive=True)
     return lua.execute(script)
 
@@ -86,6 +89,55 @@ def test_flux_reads_the_same_from_conditions_and_from_expressions() -> None:
     done = subprocess.run([programs() / "flux-verdict"], input=question, text=True, capture_output=True, check=True)
     answers = dict(zip(known, json.loads(done.stdout), strict=True))
     assert answers == {name: [EXPECTED[name][1]] * 2 for name in known}
+
+
+@pytest.mark.cluster
+@pytest.mark.full
+def test_argo_cd_itself_reads_the_same(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        said = pool.map(lambda name: argocd("health", STATES[name](), tmp_path / name), STATES)
+        answers = dict(zip(STATES, said, strict=True))
+    assert {name: lines[0] for name, lines in answers.items()} == {
+        name: f"STATUS: {verdict}" for name, (verdict, _) in EXPECTED.items()
+    }
+
+
+@pytest.mark.cluster
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("state", "action", "change"),
+    [
+        ("swapping", "suspend", [">   suspend: true"]),
+        ("suspended when done", "resume", ["<   suspend: true"]),
+        ("overdue", "retry", [">   annotations:", f">     {REQUESTED_AT}: "]),
+        ("adapter, loaded", "suspend", [">   suspend: true"]),
+        ("adapter, suspended", "resume", ["<   suspend: true"]),
+    ],
+)
+def test_actions_in_argo_cd_itself_change_nothing_else(
+    state: str, action: str, change: list[str], tmp_path: Path
+) -> None:
+    found = STATES[state]()
+    assert f"{action} false" in [" ".join(line.split()) for line in argocd("list-actions", found, tmp_path / "list")]
+    lines = [line for line in argocd("run-action", found, tmp_path / "run", action) if line.startswith(("<", ">"))]
+    assert [line[: len(begin)] for line, begin in zip(lines, change, strict=True)] == change
+
+
+def argocd(command: str, obj: Object, folder: Path, *options: str) -> list[str]:
+    """Ask Argo CD's own program what its settings make of an object; return what it says, by lines."""
+    run_script("gitops/build.sh", "argocd")
+    folder.mkdir()
+    resource = folder / "resource.yaml"
+    resource.write_text(yaml.safe_dump(obj))
+    settings = ["admin", "settings", "resource-overrides", command, str(resource), *options]
+    done = subprocess.run(
+        [programs() / "argocd", *settings, "--argocd-cm-path", str(CONFIG)],
+        text=True,
+        capture_output=True,
+        check=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder)},
+    )
+    return done.stdout.splitlines()
 
 
 def test_the_message_is_what_the_operator_says_of_this_generation() -> None:
