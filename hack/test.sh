@@ -25,6 +25,7 @@ ended() {
 trap ended EXIT
 # What lanes drive is built before them and not by the first test that asks: cold, this takes minutes, and its progress should be seen.
 hack/kind/tools.sh helm
+[ -z "${FULL:-}" ] || hack/promtool/build.sh
 lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster and not engine$full" tests
 lane "model: real worker processes, tiny models" -n 2 --dist loadfile -m "model and not cluster$full" tests
 hack/engines/vllm.sh >/dev/null; hack/engines/sglang.sh >/dev/null

@@ -16,3 +16,10 @@ def helm() -> Path:
     """Return Helm in the version that is pinned, built from its Go module where the cache lacks it."""
     run_script("kind/tools.sh", "helm")
     return kind_cache() / "bin" / "helm"
+
+
+@functools.cache
+def promtool() -> Path:
+    """Return Prometheus' promtool, built from its Go module where the cache lacks it: minutes."""
+    run_script("promtool/build.sh")
+    return kind_cache() / "bin" / "promtool"

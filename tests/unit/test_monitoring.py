@@ -2,7 +2,10 @@
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from modelswap_engine.protocol.engine_state import EngineState, MemoryState, Ran
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_operator.runtime.metrics import Metrics as OperatorMetrics
 from tests.support.cache import REPOSITORY
+from tests.support.tools import promtool
 
 CONTRIB = REPOSITORY / "contrib"
 NAME = re.compile(r"\bmodelswap_[a-z_]+")
@@ -39,6 +43,7 @@ def exposed() -> set[str]:
 
 RULES = yaml.safe_load((CONTRIB / "prometheus" / "rules.yaml").read_text())
 ALERTS: list[dict[str, Any]] = [rule for group in RULES["spec"]["groups"] for rule in group["rules"]]
+RULE_TESTS = yaml.safe_load((CONTRIB / "prometheus" / "rules.test.yaml").read_text())["tests"]
 BOARD = json.loads((CONTRIB / "grafana" / "modelswap.json").read_text())
 
 
@@ -80,3 +85,24 @@ def test_panels_do_not_cover_each_other() -> None:
         assert at["x"] + at["w"] <= 24
         taken |= cells
     assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+
+
+def test_each_alert_is_tried_where_it_must_fire_and_where_it_must_not() -> None:
+    tried = {case["alertname"]: [] for test in RULE_TESTS for case in test["alert_rule_test"]}
+    for test in RULE_TESTS:
+        for case in test["alert_rule_test"]:
+            tried[case["alertname"]].append(bool(case["exp_alerts"]))
+    assert tried == {rule["alert"]: [False, True] for rule in ALERTS}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)  # promtool is built where the cache lacks it
+def test_prometheus_takes_the_rules_and_they_say_what_they_must(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(RULES["spec"]))
+    shutil.copy(CONTRIB / "prometheus" / "rules.test.yaml", tmp_path)
+    for command in (
+        ["check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"],
+        ["test", "rules", "rules.test.yaml"],
+    ):
+        done = subprocess.run([promtool(), *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
