@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.git_server import GitServer
 from tests.support.gitops import Controller, Health, wait_for
@@ -45,7 +46,28 @@ def test_argo_cd(applied_slot: Slot, repository: GitServer, tmp_path: Path) -> N
     folder = tmp_path / "argo"
     with argo_cd(applied_slot.cluster, folder, url=repository.url, namespace=applied_slot.namespace) as application:
         there_and_back(applied_slot, repository, application, first)
+        a_later_wave_waits(applied_slot, repository, application)
     assert_left_alone(applied_slot)
+
+
+def a_later_wave_waits(slot: Slot, repository: GitServer, application: Controller) -> None:
+    """What is in a sync wave after the version is applied with one that the pods take, never with one they refuse."""
+
+    def push(version: str, model: str) -> str:
+        annotations = {"argocd.argoproj.io/sync-wave": "1"}
+        metadata = {"name": "told", "namespace": slot.namespace, "annotations": annotations}
+        told = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"version": version}}
+        return repository.push(f"tell of {version}", model=manifest(slot, version, model), told=yaml.safe_dump(told))
+
+    def told() -> str:
+        place = ("-n", slot.namespace, "get", "configmap", "told", "--ignore-not-found")
+        return slot.cluster.kubectl(*place, "-o", "jsonpath={.data.version}")
+
+    follow(slot, application, commit=push("2.0", "v2"), verdict=application.good)
+    assert told() == "2.0"
+    follow(slot, application, commit=push("2.1", "flipped"), verdict="OutOfSync/Degraded")
+    assert told() == "2.0"
+    follow(slot, application, commit=repository.revert(), verdict=application.good)
 
 
 def there_and_back(slot: Slot, repository: GitServer, controller: Controller, first: str) -> None:

@@ -73,7 +73,11 @@ def argo_cd(cluster: Cluster, folder: Path, *, url: str, namespace: str) -> Iter
             "project": "default",
             "source": {"repoURL": url, "path": "models", "targetRevision": "main"},
             "destination": {"server": "https://kubernetes.default.svc", "namespace": namespace},
-            "syncPolicy": {"automated": {"prune": True}, "syncOptions": ["ServerSideApply=true"]},
+            "syncPolicy": {
+                "automated": {"prune": True},
+                "retry": {"limit": 5, "refresh": True},  # else a sync that failed is repeated before a revert is seen
+                "syncOptions": ["ServerSideApply=true"],
+            },
         },
     }
     apply(cluster, secret, project)
