@@ -13,8 +13,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from modelswap_engine.protocol.errors import Busy, ModelswapError, NotFound, StaleRevision
-from modelswap_engine.protocol.messages import CancelRequest, CheckRequest, Fence, RollbackRequest
+from modelswap_engine.protocol.errors import Busy, ModelswapError, NotFound, NotReady, StaleRevision
+from modelswap_engine.protocol.holding import Hold
+from modelswap_engine.protocol.messages import (
+    CancelRequest,
+    CheckRequest,
+    Fence,
+    HoldRequest,
+    ProceedRequest,
+    RollbackRequest,
+)
 from modelswap_engine.protocol.policy import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_backend import Fault
@@ -138,6 +146,56 @@ class Pod(RuleBasedStateMachine):
         self.world.backend.faults |= fault
         self.run(life())
         self.world.backend.faults.clear()
+
+    @rule(
+        version=versions,
+        fault=faults,
+        traffic=traffics,
+        moment=moments,
+        fate=st.sampled_from(["proceed", "proceed-twice", "cancel", "expire", "renew", "kill", "crash"]),
+        patience=st.sampled_from([0.0, 7.0, 40.0]),
+    )
+    def swap_that_waits(self, version, fault, traffic, moment, fate, patience):
+        """Staged beside what serves; whatever comes to it then, it goes on only when it is told to."""
+        self.release_failed |= "release" in fault
+        self.world.backend.faults |= fault
+        self.run(self._wait(version, traffic, moment, fate, patience))
+        self.world.backend.faults.clear()
+
+    async def _wait(self, version, traffic, moment, fate, patience):
+        world, operation_id, revision = self.world, self._next(), next(self.numbers)
+        target, before = self.targets[version], world.state.live
+        wanted = request(target, operation_id, traffic=traffic, revision=revision, hold=Hold(seconds=30))
+        try:
+            await world.coordinator.swap(wanted)
+        except NotReady:
+            assert before is None
+            return
+        await self._ticks(moment)
+        if patience:
+            await world.clock.advance(patience)
+        commits = world.backend.steps.count("commit")
+        assert world.state.live == before or world.state.live is None, "it went on by itself"
+        if fate == "crash":
+            await self._restart(False)
+            assert before is None or world.state.live is None or world.state.live == before
+            return
+        if fate == "cancel":
+            await world.coordinator.cancel(operation_id, CancelRequest(fence=self._fence(0, owner="cli")))
+        elif fate == "kill":
+            world.backend.kill()
+        elif fate == "renew":
+            await world.coordinator.hold(operation_id, HoldRequest(fence=self._fence(revision), seconds=30))
+        elif fate.startswith("proceed"):
+            decided = next(self.numbers)
+            for _ in range(1 + (fate == "proceed-twice")):
+                order = ProceedRequest(fence=self._fence(decided), peers_ready=traffic.peers_ready)
+                await world.coordinator.proceed(operation_id, order)
+        status = await world.ended(operation_id)
+        if not fate.startswith("proceed"):
+            assert not status.state.succeeded
+            assert world.backend.steps.count("commit") == commits
+        self._judge(operation_id, status, before, target)
 
     @rule(survives=st.booleans())
     def crash(self, survives):

@@ -9,6 +9,7 @@ from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
+from modelswap_engine.protocol.holding import Hold
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Checks, Loading, Traffic
 from modelswap_engine.swap.companion import Companion
@@ -174,6 +175,7 @@ def request(
     loading: Loading | None = None,
     adapters: AdapterChange | None = None,
     checks: Checks | None = None,
+    hold: Hold | None = None,
 ) -> SwapRequest:
     return SwapRequest(
         operation_id=operation_id,
@@ -183,6 +185,7 @@ def request(
         loading=loading or Loading(),
         adapters=adapters or AdapterChange(),
         checks=checks or Checks(),
+        hold=hold,
     )
 
 

@@ -138,7 +138,11 @@ def operation(status: SwapStatus | None) -> str:
     if status is None:
         return "none"
     text = f"{status.operation_id} {status.state.value} to {version(status.target)}"
-    return text if status.error is None else f"{text}: {status.error.message}"
+    if status.error is not None:
+        return f"{text}: {status.error.message}"
+    hold = status.hold
+    waits = hold is not None and hold.held and not status.state.terminal
+    return f"{text}, waits to be told to go on ({hold.seconds_left:.0f} s left)" if hold and waits else text
 
 
 def plan(found: Plan) -> RenderableType:

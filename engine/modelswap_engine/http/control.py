@@ -21,8 +21,10 @@ from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.protocol.messages import (
     CancelRequest,
     CheckRequest,
+    HoldRequest,
     PauseRequest,
     PlanRequest,
+    ProceedRequest,
     ReleaseRequest,
     ResumeRequest,
     RollbackRequest,
@@ -57,6 +59,8 @@ class ControlPort:
             web.get(f"{CONTROL_PREFIX}/swaps/{{id}}", self.operation),
             web.get(f"{CONTROL_PREFIX}/swaps/{{id}}/events", self.events),
             web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/cancel", self.cancel),
+            web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/hold", self.hold),
+            web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/proceed", self.proceed),
             web.post(f"{CONTROL_PREFIX}/rollback", self.rollback),
             web.post(f"{CONTROL_PREFIX}/check", self.check),
             web.post(f"{CONTROL_PREFIX}/release", self.release),
@@ -94,6 +98,16 @@ class ControlPort:
         """Cancel one operation while it can still be cancelled."""
         order = await read_body(request, CancelRequest, empty=True)
         return json_response(await self._coordinator.cancel(request.match_info["id"], order))
+
+    async def hold(self, request: web.Request) -> web.Response:
+        """Renew the lease of an operation that waits."""
+        order = await read_body(request, HoldRequest)
+        return json_response(await self._coordinator.hold(request.match_info["id"], order))
+
+    async def proceed(self, request: web.Request) -> web.Response:
+        """Let an operation that waits go on."""
+        order = await read_body(request, ProceedRequest, empty=True)
+        return json_response(await self._coordinator.proceed(request.match_info["id"], order))
 
     async def check(self, request: web.Request) -> web.Response:
         """Re-hash live tensors."""
@@ -148,9 +162,11 @@ class ControlPort:
         with closing(SwapSpans()) as spans:
             async for status in self._coordinator.watch(identity):
                 spans.see(status)
-                if before is not None and status.state is not before.state:
+                waited = before is not None and before.hold is not None and before.hold.held
+                if before is not None and (waited or status.state is not before.state):
                     now = self._clock()
-                    self._metrics.phase(before.state, now - since)
+                    if not waited:  # how long it was held says nothing about the engine
+                        self._metrics.phase(before.state, now - since)
                     since = now
                 before = status
         if before is not None and before.state.terminal:

@@ -11,7 +11,7 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     │   │   InsufficientMemory, InsufficientDisk, UnsupportedChange, Unverifiable, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
     │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable, PeerFailed,
-    │   │   SlotsBusy, DrainTimeout, Cancelled
+    │   │   SlotsBusy, DrainTimeout, HoldEnded, Cancelled
     ├── Fenced             the caller is not (or no longer) entitled                     4xx
     │   ├── WrongPod (421), ForeignOwner, StaleRevision, WeightsManaged (409), StateMoved (412)
     ├── Denied             Unauthenticated (401), Forbidden (403)
@@ -266,6 +266,13 @@ class DrainTimeout(Unavailable):
     """Requests in flight did not finish in time and the mode says to keep the old version."""
 
     code = "DrainTimeout"
+    status = 409
+
+
+class HoldEnded(Unavailable):
+    """A swap was to wait once it had staged, and nobody told it to go on or renewed its lease."""
+
+    code = "HoldEnded"
     status = 409
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.holding import Hold, HoldSeconds, HoldState
 from modelswap_engine.protocol.policy import Checks, DrainSeconds, Loading, LoadingMode, Traffic
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.wire import LONGEST_ID, Message
@@ -77,7 +78,10 @@ class Plan(Message, frozen=True, kw_only=True):
 
 
 class SwapRequest(Message, frozen=True, kw_only=True):
-    """``POST /swaps``: asynchronous; the same ``operation_id`` always gets the same answer."""
+    """``POST /swaps``: asynchronous; the same ``operation_id`` always gets the same answer.
+
+    With ``hold`` it stages and waits; a sidecar older than protocol version 2 would not, and must not be asked.
+    """
 
     operation_id: str
     fence: Fence = Fence()
@@ -86,6 +90,7 @@ class SwapRequest(Message, frozen=True, kw_only=True):
     loading: Loading = Loading()
     adapters: AdapterChange = AdapterChange()
     checks: Checks = Checks()
+    hold: Hold | None = None
 
 
 class RollbackRequest(Message, frozen=True, kw_only=True):
@@ -103,6 +108,23 @@ class CancelRequest(Message, frozen=True, kw_only=True):
     fence: Fence = Fence()
 
 
+class HoldRequest(Message, frozen=True, kw_only=True):
+    """``POST /swaps/{id}/hold``: begin the lease of a swap that waits anew, for ``seconds`` from now."""
+
+    fence: Fence = Fence()
+    seconds: HoldSeconds
+
+
+class ProceedRequest(Message, frozen=True, kw_only=True):
+    """``POST /swaps/{id}/proceed``: let a swap that waits go on; it is the fence's decision from now on.
+
+    ``peers_ready`` takes the place of the one that the swap was asked for with: others may serve now than did then.
+    """
+
+    fence: Fence = Fence()
+    peers_ready: int = 0
+
+
 class SwapStatus(Message, frozen=True, kw_only=True):
     """Progress and outcome of one operation; ``GET /swaps/{id}``, and each line of ``GET /swaps/{id}/events``.
 
@@ -116,6 +138,8 @@ class SwapStatus(Message, frozen=True, kw_only=True):
             ``aborted_requests`` are the running ones that the commit met, by what it did with them.
         overlapped_requests: requests that the old instance still had when the new one took over; ``forced_requests`` of
             them took too long and got an error.
+        hold: it was asked to wait once it has staged, and was not told to go on; None when it does not wait.
+        staging_seconds: how long it read and staged, None where nothing was.
         waited_requests: new requests that found the gate closed while the operation ran.
     """
 
@@ -126,9 +150,11 @@ class SwapStatus(Message, frozen=True, kw_only=True):
     source: VersionRef = VersionRef()
     target: VersionRef = VersionRef()
     plan: Plan | None = None
+    hold: HoldState | None = None
     bytes_fetched: int = 0
     header_bytes: int = 0
     bytes_staged: int = 0
+    staging_seconds: float | None = None
     stop_latency_seconds: float | None = None
     commit_window_microseconds: float | None = None
     pause_seconds: float | None = None

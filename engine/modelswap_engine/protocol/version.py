@@ -6,8 +6,10 @@ are ignored on both sides and the version only says what may be asked for.
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 OLDEST_SUPPORTED: Final = 1
+HOLDS_SINCE: Final = 2
+"""The first version whose swaps can be asked to wait once they have staged (`holding`)."""
 CONTROL_PREFIX: Final = "/modelswap/v1"
 
 

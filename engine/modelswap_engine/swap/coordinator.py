@@ -28,9 +28,11 @@ from modelswap_engine.protocol.messages import (
     CheckAction,
     CheckRequest,
     CheckResult,
+    HoldRequest,
     PauseRequest,
     Plan,
     PlanRequest,
+    ProceedRequest,
     ReleaseRequest,
     ResumeRequest,
     RollbackRequest,
@@ -38,7 +40,7 @@ from modelswap_engine.protocol.messages import (
     SwapStatus,
     VersionRef,
 )
-from modelswap_engine.swap import entry, recovery, retention, shutdown, snapshot
+from modelswap_engine.swap import entry, proceeding, recovery, retention, shutdown, snapshot
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.audit import check, remembered
@@ -328,6 +330,14 @@ class Coordinator:
             )
         found.interrupt(Cancelled("the swap was cancelled by a call"))
         return found.status
+
+    async def hold(self, operation_id: str, request: HoldRequest) -> SwapStatus:
+        """Begin the lease of a swap that waits anew; see :func:`proceeding.renew`."""
+        return proceeding.renew(self._core, operation_id, request)
+
+    async def proceed(self, operation_id: str, request: ProceedRequest) -> SwapStatus:
+        """Let a swap that waits go on; see :func:`proceeding.proceed`."""
+        return await proceeding.proceed(self._core, operation_id, request)
 
     async def check(self, request: CheckRequest) -> CheckResult:
         """Re-hash live tensors; a mismatch with the live version holds all requests until it is repaired.

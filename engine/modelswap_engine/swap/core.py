@@ -427,7 +427,7 @@ class Core:
         """Return the latest operation, of this process or before it."""
         shown = self.operations.current or self.operations.latest
         if shown is not None:
-            return shown.status
+            return shown.shown()
         return self.journal.state.outcomes[-1] if self.journal.state.outcomes else None
 
     def live_ref(self) -> VersionRef | None:

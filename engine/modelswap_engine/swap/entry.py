@@ -7,8 +7,9 @@ from modelswap_engine.protocol.errors import BadRequest, Busy, ForeignOwner, Mod
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.wire import LONGEST_ID
 from modelswap_engine.swap import fence as fences
-from modelswap_engine.swap import machine
+from modelswap_engine.swap import machine, proceeding
 from modelswap_engine.swap.core import Core
+from modelswap_engine.swap.holding import Holding
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.startup import takeover
 from modelswap_engine.swap.transaction import Transaction
@@ -55,7 +56,7 @@ async def accept(core: Core, request: SwapRequest, *, if_match: str | None) -> S
     Raises:
         Fenced: the caller is not entitled, or decided on another state.
         Busy: another operation is in progress.
-        NotReady: the engine is stopping.
+        NotReady: the engine is stopping, or the swap is to wait and no version is live.
     """
     again = known(core, request.operation_id, request.fence)
     if again is not None:
@@ -64,6 +65,8 @@ async def accept(core: Core, request: SwapRequest, *, if_match: str | None) -> S
     fences.check_match(if_match, core.etag)
     if core.stopping:
         raise NotReady("the engine is stopping", advice="try another replica")
+    if request.hold is not None:
+        proceeding.check(core)
     operation = begin(core, request)
     await core.see_through(_begin(core, operation, request))
     return operation.status
@@ -84,7 +87,8 @@ def begin(core: Core, request: SwapRequest) -> Operation:
     if core.update is not None and core.update.id != request.operation_id:
         raise Busy(f"weight update {core.update.id!r} is open", advice="wait for its commit, or abort it")
     status = machine.begin(request, source=core.live_ref() or VersionRef(), at=core.clock.timestamp())
-    operation = Operation(status, started=core.clock.monotonic(), on_change=core.touch)
+    holding = Holding(request.hold, clock=core.clock) if request.hold is not None else None
+    operation = Operation(status, started=core.clock.monotonic(), on_change=core.touch, holding=holding)
     core.operations.add(operation)
     core.touch()
     return operation

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.holding import HoldState
 from modelswap_engine.protocol.messages import SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState, step
 
@@ -20,6 +21,7 @@ def begin(request: SwapRequest, *, source: VersionRef, at: str) -> SwapStatus:
         revision=request.fence.revision,
         source=source,
         target=request.target,
+        hold=HoldState(mark=request.hold.mark, seconds_left=request.hold.seconds) if request.hold else None,
         started_at=at,
     )
 

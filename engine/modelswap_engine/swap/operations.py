@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
+import msgspec
+
 from modelswap_engine.protocol.errors import ModelswapError, NotFound
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap import machine
+from modelswap_engine.swap.holding import Holding
 
 KEPT: Final = 64
 
@@ -19,12 +22,16 @@ class Operation:
         status: the present one.
         started: the clock's reading when it was accepted.
         decided: True once it is certain how it ends; only writing that down is left.
+        holding: the lease by which it waits once it has staged; None for one that does not wait.
         interrupted: gets an exception when the operation must give up; see :meth:`interrupt`.
     """
 
-    def __init__(self, status: SwapStatus, *, started: float, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, status: SwapStatus, *, started: float, on_change: Callable[[], None], holding: Holding | None = None
+    ) -> None:
         self.status = status
         self.started = started
+        self.holding = holding
         self.decided = False
         self.interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_change = on_change
@@ -51,6 +58,12 @@ class Operation:
         for watcher in self._watchers:
             watcher.put_nowait(status)
         self._on_change()
+
+    def shown(self) -> SwapStatus:
+        """Return the present status with what is left of its lease at this moment."""
+        if self.done or self.holding is None or self.status.hold is None:
+            return self.status
+        return msgspec.structs.replace(self.status, hold=self.holding.state(held=self.status.hold.held))
 
     def advance(self, state: SwapState, **facts: Any) -> None:
         """Go one legal step further."""

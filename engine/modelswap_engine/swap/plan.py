@@ -43,6 +43,9 @@ FALLBACKS: Final = {
 }
 """The mode that a Drain turns into when its time is over."""
 
+CONTINUING: Final = (TrafficMode.RECOMPUTE, TrafficMode.FREEZE)
+"""The modes in which requests that were let in to the old version go on on the new one."""
+
 COPY: Final = "copy"
 """The commit method that writes into live memory, and so has to save what was there."""
 
@@ -220,7 +223,7 @@ def _refusals(
         return
     yield from _layout(situation, change)
     yield from _tied(situation)
-    continues = request.traffic.mode in (TrafficMode.RECOMPUTE, TrafficMode.FREEZE)
+    continues = request.traffic.mode in CONTINUING
     yield from refusals(situation.side, continues_requests=continues)
     yield from _adapters(situation) if continues else ()
     yield from _traffic(request.traffic, situation)

@@ -10,17 +10,17 @@ from typing import Final
 import msgspec
 
 from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
-from modelswap_engine.protocol.errors import InvalidCheckpoint, ManifestMismatch, ModelswapError
+from modelswap_engine.protocol.errors import Busy, InvalidCheckpoint, ManifestMismatch, ModelswapError
 from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
 from modelswap_engine.protocol.policy import TrafficMode, VerifyMode
 from modelswap_engine.protocol.states import SwapState
-from modelswap_engine.swap import loader, recovery
+from modelswap_engine.swap import loader, proceeding, recovery
 from modelswap_engine.swap.audit import audit
 from modelswap_engine.swap.checks import try_out
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.engine import Replies
 from modelswap_engine.swap.operations import Operation
-from modelswap_engine.swap.plan import Decision, Nothing, ReadTensors
+from modelswap_engine.swap.plan import CONTINUING, Decision, Nothing, ReadTensors
 from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.reclaim import reclaim
 from modelswap_engine.swap.records import Intent, Served
@@ -55,6 +55,7 @@ class Transaction:
         self._new: Version | None = None
         self._overlaps = request.traffic.mode is TrafficMode.OVERLAP
         self._waits = core.gate.waits
+        self._adapted = False
         self._staged = False
         self._touched = False
 
@@ -80,6 +81,8 @@ class Transaction:
 
     async def _steps(self) -> None:
         self._operation.check()
+        if self._operation.holding is not None:
+            proceeding.check(self._core)
         await (self._cold() if self._old is None else self._forward())
 
     async def _forward(self) -> None:
@@ -102,6 +105,7 @@ class Transaction:
                 # The wanted bytes are live already; only their name and the adapters on them may be new.
                 await self._core.companion.stage(operation.id, asked.adapters, target=self._new.digest)
                 operation.check()
+                await self._wait(self._new)
                 self._core.companion.seal()
                 operation.check()
                 self._core.publish(self._new, previous=self._core.previous)
@@ -114,7 +118,7 @@ class Transaction:
         operation.advance(_S.FETCHING)
         order = self._order(decision, new)
         self._staged = True
-        retained = core.previous
+        retained, began = core.previous, core.clock.monotonic()
         if isinstance(order, StageRetained) or order.drop_previous:
             core.previous = None  # whatever happens to it now, it is no longer surely there
         try:
@@ -124,7 +128,8 @@ class Transaction:
             raise
         if isinstance(order, StageRetained):
             core.previous = retained
-        operation.advance(_S.STAGED, **_staged(replies))
+        seconds = core.clock.monotonic() - began
+        operation.advance(_S.STAGED, staging_seconds=seconds, **_staged(replies))
         operation.check()
         for listener in core.listeners:
             await core.bounded(
@@ -137,8 +142,32 @@ class Transaction:
         if isinstance(order, Stage):
             await self._unchanged(new)
         await try_out(core, operation, self._request.checks, new.digest, same_tokens=decision.continuable)
+        await self._wait(new)
         await core.engine.prepare(operation.id, new.digest, overlap=self._overlaps)
         operation.advance(_S.PREPARED)
+        operation.check()
+
+    async def _wait(self, new: Version) -> None:
+        """Where the swap was asked to wait: until it is told to go on. What follows costs memory, or service.
+
+        Adapters are assigned and taken away meanwhile, so theirs are given back and staged again as they are then.
+        """
+        core, operation, holding = self._core, self._operation, self._operation.holding
+        if holding is None or holding.over:
+            return
+        await core.companion.settle()
+        await recovery.guarded(core.refresh_memory)
+        operation.note(hold=holding.state(held=True))
+        await holding.passed(unless=operation.interrupted)
+        traffic = msgspec.structs.replace(self._request.traffic, peers_ready=holding.peers_ready)
+        self._window = Window(core, operation, traffic)
+        effect = await core.companion.assess(self._request.adapters, target=new.digest)
+        if effect.refusals:
+            raise effect.refusals[0]
+        if effect.changes and traffic.mode in CONTINUING:
+            raise Busy("adapters of the base changed while the swap waited", advice="plan it again")
+        self._adapted = bool(effect.changes)
+        await core.companion.stage(operation.id, self._request.adapters, target=new.digest)
         operation.check()
 
     async def _unchanged(self, new: Version) -> None:
@@ -168,7 +197,7 @@ class Transaction:
             await self._switch(new, self._old, keep=decision.keep_previous)
             return
         operation.advance(_S.PAUSING)
-        policy = await window.shut(continuable=decision.continuable)
+        policy = await window.shut(continuable=decision.continuable and not self._adapted)
         operation.check()
         core.companion.seal()
         await core.engine.pause(operation.id, policy)

@@ -14,7 +14,8 @@ from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, LoadA
 from modelswap_engine.protocol.adapters import AdapterChange, AdapterSource, AdapterState, OnIncompatible
 from modelswap_engine.protocol.assignment import AssignedAdapter, AssignedSource
 from modelswap_engine.protocol.errors import AdapterNotFound, Busy, IncompatibleAdapter
-from modelswap_engine.protocol.messages import Fence, PlanRequest, RollbackRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.holding import Hold
+from modelswap_engine.protocol.messages import Fence, PlanRequest, ProceedRequest, RollbackRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.companion import Companion
@@ -415,6 +416,53 @@ async def test_one_that_comes_after_the_plan_still_blocks(world: AdapterWorld) -
     assert (status.state, status.error.code) == (SwapState.ABORTED, "IncompatibleAdapter")
     assert world.serving() == {"late": late}
     await world.settled()
+    world.assert_serves(world.template)
+
+
+async def hold(world: AdapterWorld, mode: TrafficMode = TrafficMode.DRAIN) -> None:
+    """Start a swap to the next base that waits once it has staged, and let it come there."""
+    order = request(world.next, hold=Hold(seconds=600), traffic=Traffic(mode=mode))
+    await world.clock.run(world.coordinator.swap(order))
+    await world.clock.settle()
+    assert world.coordinator.operation("op-1").hold.held
+
+
+async def go_on(world: AdapterWorld) -> SwapStatus:
+    fence = Fence(pod_uid=POD, owner_uid=OWNER, epoch=1, revision=1)
+    await world.clock.run(world.coordinator.proceed("op-1", ProceedRequest(fence=fence)))
+    return await world.ended("op-1")
+
+
+@pytest.mark.parametrize("contents", [(), ("a-newer",)], ids=["taken-away", "changed"])
+async def test_what_is_assigned_while_a_swap_waits_is_what_comes_with_it(
+    world: AdapterWorld, contents: tuple[str, ...]
+) -> None:
+    await world.assign("a-new", revision=1)
+    await hold(world)
+    assert world.host.held == set(), "nothing of the adapters is kept while it waits"
+    await world.assign(*contents, revision=2)
+    assert (await go_on(world)).state is SwapState.SERVING
+    await world.clock.advance(1)
+    assert [status.uri for status in world.desk.registered()] == [f"file:///adapters/{name}" for name in contents]
+    await world.settled()
+
+
+async def test_one_that_comes_while_a_swap_waits_blocks_it(world: AdapterWorld) -> None:
+    await hold(world)
+    late = await world.load(world.source("late", "late", world.template))
+    status = await go_on(world)
+    assert status.error is not None
+    assert (status.state, status.error.code) == (SwapState.ABORTED, "IncompatibleAdapter")
+    assert world.serving() == {"late": late}
+    world.assert_serves(world.template)
+
+
+async def test_requests_do_not_go_on_with_an_adapter_that_changed_while_a_swap_waited(world: AdapterWorld) -> None:
+    await hold(world, TrafficMode.RECOMPUTE)
+    await world.assign("a-new", revision=2)
+    status = await go_on(world)
+    assert status.error is not None
+    assert (status.state, status.error.code, status.error.retryable) == (SwapState.ABORTED, "Busy", True)
     world.assert_serves(world.template)
 
 

@@ -380,7 +380,7 @@ async def test_the_state_says_who_decided(world, target):
     assert (state.owner_uid, state.epoch, state.revision, state.assignment_revision) == (OWNER, 3, 5, 5)
     assert state.operation.state is SwapState.SERVING
     assert state.pod_uid == POD
-    assert state.protocol_version == 1
+    assert state.protocol_version == 2
 
 
 async def test_old_folders_of_side_files_are_removed(world):
