@@ -1,9 +1,13 @@
 """Whatever users and fate do to a slot, its rules hold at every step and it ends where it should."""
 
+from datetime import timedelta
+
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_operator.api.modelversion import OnFailure
 from modelswap_operator.planning.actions import CancelSwaps, RecordFailure, StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.changes import ChangePolicy
@@ -24,10 +28,19 @@ class Rollouts(SlotFate):
         on_failure=st.sampled_from(list(OnFailure)),
         pinned=st.booleans(),
         serving=st.sampled_from(["1.0", "1.1"]),
+        protocol=st.sampled_from([1, 2, 2]),
     )
-    def begin(self, pods: int, budget: int | str, on_failure: OnFailure, pinned: bool, serving: str) -> None:
+    def begin(
+        self, pods: int, budget: int | str, on_failure: OnFailure, pinned: bool, serving: str, protocol: int
+    ) -> None:
         self.world = World(
-            pods=pods, max_unavailable=budget, on_failure=on_failure, pinned=pinned, serving=serving, version="1.0"
+            pods=pods,
+            max_unavailable=budget,
+            on_failure=on_failure,
+            pinned=pinned,
+            serving=serving,
+            version="1.0",
+            protocol=protocol,
         )
         self.refused: set[tuple[int, str]] = set()
 
@@ -45,13 +58,16 @@ class Rollouts(SlotFate):
                 self.world.tick()
 
     def _unavailable(self) -> set[str]:
-        return {p.uid for p in self.world.pods if not p.ready or p.busy or p.quarantined}
+        return {p.uid for p in self.world.pods if not p.ready or p.disturbed or p.quarantined}
 
     def _check(self, action: object, before: set[str]) -> None:
         world = self.world
         if world.spec.suspend:
             assert not isinstance(action, MUTATIONS), "a suspended slot was changed"
         if not isinstance(action, StartSwaps):
+            return
+        if action.orders[0].request.hold is not None:
+            self._check_staging(action)
             return
         taken = {o.pod.uid for o in action.orders} - before
         counted = [p for p in world.pods if p.uid in world.ever_ready]
@@ -71,11 +87,35 @@ class Rollouts(SlotFate):
         if failed or (stable is not None and stable.digest == target.digest):
             return
         assert not world.policy.frozen, "a version spread although changes are frozen"
-        busy = sum(p.busy and p.reachable and p.uid in world.ever_ready for p in world.pods)
+        busy = sum(p.disturbed and p.reachable and p.uid in world.ever_ready for p in world.pods)
         there = sum(p.live is not None and p.live.digest == target.digest for p in world.pods)
         assert busy <= there + 1, "more pods at once than have proved the version"
 
+    def _check_staging(self, action: StartSwaps) -> None:
+        """Pods stage in waves, before any of them is named to serve the version, and only while it may spread."""
+        world, digest = self.world, action.orders[0].request.target.digest
+        assert all(o.request.hold is not None for o in action.orders)
+        assert world.spec.rollout.stage_ahead
+        assert not world.policy.frozen
+        assert (world.generation, digest) not in self.refused, "a refused digest was staged"
+        assert world.assignment is not None
+        assert world.assignment.candidate is not None
+        assert (world.assignment.candidate.digest, world.assignment.candidate.pod_uids) == (digest, [])
+        mine = [p for p in world.pods if p.operation is not None and p.operation.target.digest == digest]
+        staging = [p for p in mine if p.busy and not p.held and p.reachable and p.uid in world.ever_ready]
+        there = sum(p.live is not None and p.live.digest == digest for p in world.pods)
+        assert len(staging) <= 1 + there + sum(p.held for p in mine), "more pods at once than have staged it"
+
     # Users
+
+    @rule()
+    def stage_ahead_or_not(self) -> None:
+        rollout = self.world.spec.rollout
+        self.world.edit(rollout=msgspec.structs.replace(rollout, stage_ahead=not rollout.stage_ahead))
+
+    @rule(mode=st.sampled_from([TrafficMode.DRAIN, TrafficMode.ABORT]))
+    def another_traffic_mode(self, mode: TrafficMode) -> None:
+        self.world.edit(traffic=msgspec.structs.replace(self.world.spec.traffic, mode=mode))
 
     @rule()
     def freeze_or_not(self) -> None:
@@ -114,6 +154,16 @@ class Rollouts(SlotFate):
     def trouble(self, pick: int, times: int) -> None:
         self._pod(pick).transient_faults += times
 
+    @precondition(lambda self: self.world.pods)
+    @rule(pick=PICK)
+    def little_memory_or_not(self, pick: int) -> None:
+        pod = self._pod(pick)
+        pod.too_small = not pod.too_small
+
+    @rule(seconds=st.sampled_from([20, 200, 400]))
+    def nobody_looks_for_a_while(self, seconds: int) -> None:
+        self.world.now += timedelta(seconds=seconds)
+
     # What always holds
 
     @invariant()
@@ -144,6 +194,7 @@ class Rollouts(SlotFate):
             pod.reachable = True
             pod.ready = pod.live is not None
             pod.transient_faults = 0
+            pod.too_small = False
             pod.goes_silent = False
         world.policy = ChangePolicy()
         world.edit(suspend=False)
@@ -158,6 +209,7 @@ class Rollouts(SlotFate):
             assert served <= set(GOOD)
             if world.spec.rollout.on_failure is OnFailure.ROLLBACK and world.assignment is not None:
                 assert len(served) == 1
+        assert not any(p.held for p in world.pods), "a settled slot holds memory"
         writes = world.status_writes
         world.run_pass()
         world.run_pass()

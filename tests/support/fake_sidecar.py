@@ -11,8 +11,10 @@ import asyncio
 import base64
 import json
 import ssl
+import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -30,9 +32,18 @@ from modelswap_engine.protocol.errors import (
     Unauthenticated,
     from_body,
 )
-from modelswap_engine.protocol.messages import Plan, PlanRequest, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.holding import HoldState
+from modelswap_engine.protocol.messages import (
+    HoldRequest,
+    Plan,
+    PlanRequest,
+    ProceedRequest,
+    SwapRequest,
+    SwapStatus,
+    VersionRef,
+)
 from modelswap_engine.protocol.states import SwapState
-from modelswap_engine.protocol.version import CONTROL_PREFIX
+from modelswap_engine.protocol.version import CONTROL_PREFIX, HOLDS_SINCE, PROTOCOL_VERSION
 from modelswap_engine.swap import fence as fences
 from tests.support.sim_adapters import SimAdapters
 
@@ -70,6 +81,7 @@ class FakeSidecar:
     reason: str = ""
     on_call: Callable[[str], None] = lambda call: None
     adapters: SimAdapters | None = None
+    protocol: int = PROTOCOL_VERSION
     calls: list[str] = field(default_factory=list)
     swaps: list[SwapRequest] = field(default_factory=list)
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -82,6 +94,8 @@ class FakeSidecar:
         self.operation: SwapStatus | None = None
         self.answers: dict[str, AnswerCount] = {}
         self._cancelled: set[str] = set()
+        self._told: dict[str, asyncio.Event] = {}
+        self._until = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
 
@@ -97,6 +111,8 @@ class FakeSidecar:
                 web.put(f"{CONTROL_PREFIX}/adapters", self._assign),
                 web.post(f"{CONTROL_PREFIX}/adapters/resolve", self._resolve),
                 web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/cancel", self._cancel),
+                web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/hold", self._renew),
+                web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/proceed", self._proceed),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -123,6 +139,7 @@ class FakeSidecar:
     def state(self) -> EngineState:
         proved = self.live.digest if self.live is not None else ""
         return EngineState(
+            protocol_version=self.protocol,
             pod_uid=self.pod_uid,
             boot_id=self.boot_id,
             seq=self.seq,
@@ -131,7 +148,7 @@ class FakeSidecar:
             epoch=self.accepted.epoch if self.accepted else 0,
             revision=self.accepted.revision if self.accepted else 0,
             live=self.live,
-            operation=self.operation,
+            operation=self._shown(),
             answers=list(self.answers.values()),
             ranks=[RankState(rank=0, boot_id=self.boot_id, alive=True, digest=proved)],
             adapters=self.adapters.view(proved) if self.adapters is not None else None,
@@ -200,6 +217,7 @@ class FakeSidecar:
                 changed_bytes=200,
                 total_tensors=10,
                 total_bytes=1000,
+                bytes_to_fetch=200,
                 refusals=refusals,
             )
         )
@@ -220,6 +238,11 @@ class FakeSidecar:
         self.swaps.append(order)
         self.accepted = fences.accept(order.fence, self.accepted, operation_id=order.operation_id, target=order.target)
         status = SwapStatus(operation_id=order.operation_id, revision=order.fence.revision, target=order.target)
+        if order.hold is not None:
+            assert self.protocol >= HOLDS_SINCE, "an old sidecar would not wait"
+            self._told[order.operation_id] = asyncio.Event()
+            self._until = time.monotonic() + order.hold.seconds
+            status = msgspec.structs.replace(status, hold=HoldState(mark=order.hold.mark))
         self._show(status)
         task = asyncio.get_running_loop().create_task(self._walk(status))
         self._tasks.add(task)
@@ -234,6 +257,43 @@ class FakeSidecar:
             raise Busy(f"{status.operation_id} is {status.state}")
         self._cancelled.add(status.operation_id)
         self.go.set()
+        if status.operation_id in self._told:
+            self._told[status.operation_id].set()
+        return _json(status)
+
+    def _shown(self) -> SwapStatus | None:
+        """Return the operation with what is left of its lease."""
+        status = self.operation
+        if status is None or status.hold is None or status.state.terminal:
+            return status
+        hold = msgspec.structs.replace(status.hold, seconds_left=max(0.0, self._until - time.monotonic()))
+        return msgspec.structs.replace(status, hold=hold)
+
+    def _found(self, request: web.Request) -> SwapStatus:
+        status = self.operations.get(request.match_info["id"])
+        if status is None:
+            raise NotFound("no such operation")
+        return status
+
+    async def _renew(self, request: web.Request) -> web.Response:
+        order, status = decode(await request.read(), HoldRequest), self._found(request)
+        fences.check_pod(order.fence, self.pod_uid)
+        fences.check_control(order.fence, self.accepted)
+        self._until = time.monotonic() + order.seconds
+        return _json(status)
+
+    async def _proceed(self, request: web.Request) -> web.Response:
+        order, status = decode(await request.read(), ProceedRequest), self._found(request)
+        fences.check_pod(order.fence, self.pod_uid)
+        if status.state.terminal or status.hold is None:
+            return _json(status)
+        fences.check_order(order.fence, self.accepted, target=status.target)
+        self.accepted = fences.accept(
+            order.fence, self.accepted, operation_id=status.operation_id, target=status.target
+        )
+        status = msgspec.structs.replace(status, hold=None, revision=order.fence.revision, seq=status.seq + 1)
+        self._show(status)
+        self._told[status.operation_id].set()
         return _json(status)
 
     # The swap
@@ -250,12 +310,38 @@ class FakeSidecar:
             if state is SwapState.STAGED and (error := content.refused or content.late) is not None:
                 self._abort(status, error)
                 return
+            if state is SwapState.PREPARED and not await self._wait(status.operation_id):
+                return
+            status = self.operations[status.operation_id]
             if state is SwapState.SERVING:
                 self.live = status.target
             status = msgspec.structs.replace(
-                status, state=state, bytes_fetched=200, commit_window_microseconds=120.4, seq=status.seq + 1
+                status,
+                state=state,
+                bytes_fetched=200,
+                staging_seconds=2.0,
+                commit_window_microseconds=120.4,
+                seq=status.seq + 1,
             )
             self._show(status)
+
+    async def _wait(self, operation_id: str) -> bool:
+        """Wait, where that was asked for, until it is told to go on; False when it was given up."""
+        status, told = self.operations[operation_id], self._told.get(operation_id)
+        if told is None:
+            return True
+        if status.hold is not None:
+            hold = msgspec.structs.replace(status.hold, held=True)
+            self._show(msgspec.structs.replace(status, hold=hold, seq=status.seq + 1))
+        while not told.is_set() and time.monotonic() < self._until:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), self._until - time.monotonic())
+        status = self.operations[operation_id]
+        if operation_id in self._cancelled:
+            self._abort(status, ErrorBody(code="Cancelled", message="cancelled by a call", retryable=True))
+        elif not told.is_set():
+            self._abort(status, ErrorBody(code="HoldEnded", message="nobody renewed the lease", retryable=True))
+        return not self.operations[operation_id].state.terminal
 
     def _abort(self, status: SwapStatus, error: ErrorBody) -> None:
         self._show(msgspec.structs.replace(status, state=SwapState.ABORTED, error=error, seq=status.seq + 1))

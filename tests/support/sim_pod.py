@@ -13,9 +13,11 @@ import msgspec
 
 from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
 from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, RankState
-from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.errors import ErrorBody, NotFound
+from modelswap_engine.protocol.holding import HoldState
+from modelswap_engine.protocol.messages import HoldRequest, ProceedRequest, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import TRANSITIONS, SwapState
+from modelswap_engine.protocol.version import HOLDS_SINCE
 from modelswap_engine.swap import fence as fences
 from tests.support.sim_adapters import SimAdapters
 
@@ -99,6 +101,12 @@ class SimPod:
     visits: int = 0
     """So many good answers between two looks at it."""
     adapters: SimAdapters | None = None
+    protocol: int = 1
+    """2: a swap can be asked to wait once it has staged."""
+    lease: float = 0.0
+    """Until when it waits, in seconds of the world's clock."""
+    too_small: bool = False
+    """There is no memory for a second version."""
 
     def __repr__(self) -> str:
         return self.name
@@ -109,6 +117,7 @@ class SimPod:
         live = self.live
         proved = live.digest if live is not None and not self.quarantined else ""
         return EngineState(
+            protocol_version=self.protocol,
             pod_uid=self.uid,
             boot_id=f"boot-{self.boot}",
             seq=self.seq,
@@ -133,12 +142,54 @@ class SimPod:
     def busy(self) -> bool:
         return self.operation is not None and not self.operation.state.terminal
 
-    def swap(self, request: SwapRequest) -> SwapStatus:
+    @property
+    def held(self) -> bool:
+        """True while it waits to be told to go on, and has nothing else to do."""
+        return self.busy and self.operation is not None and self.operation.hold is not None and self.operation.hold.held
+
+    @property
+    def disturbed(self) -> bool:
+        """True while its operation may take it out of service."""
+        return self.busy and self.operation is not None and self.operation.hold is None
+
+    def age(self, now: float) -> None:
+        """Show what is left of the lease, and end what waits when nothing is."""
+        operation = self.operation
+        if operation is None or operation.state.terminal or operation.hold is None:
+            return
+        left = max(0.0, self.lease - now)
+        hold = msgspec.structs.replace(operation.hold, seconds_left=left)
+        self.operation = msgspec.structs.replace(operation, hold=hold)
+        if hold.held and not left:
+            body = ErrorBody(code="HoldEnded", message="nobody renewed the lease", retryable=True)
+            self._show(msgspec.structs.replace(self.operation, state=SwapState.ABORTED, error=body))
+
+    def renew(self, operation_id: str, request: HoldRequest, now: float) -> None:
+        """Renew the lease."""
+        fences.check_pod(request.fence, self.uid)
+        fences.check_control(request.fence, self.accepted)
+        if self.operation is not None and self.operation.operation_id == operation_id:
+            self.lease = now + request.seconds
+
+    def proceed(self, operation_id: str, request: ProceedRequest) -> None:
+        """Go on with what is staged."""
+        fences.check_pod(request.fence, self.uid)
+        operation = self.operation
+        if operation is None or operation.operation_id != operation_id:
+            raise NotFound(f"no operation {operation_id}")
+        if operation.state.terminal or operation.hold is None:
+            return
+        fences.check_order(request.fence, self.accepted, target=operation.target)
+        self.accepted = fences.accept(request.fence, self.accepted, operation_id=operation_id, target=operation.target)
+        self._show(msgspec.structs.replace(operation, hold=None, revision=request.fence.revision))
+
+    def swap(self, request: SwapRequest, now: float = 0.0) -> SwapStatus:
         known = self.memory.get(request.operation_id)
         if known is not None:
             return known
         fences.check_pod(request.fence, self.uid)
         fences.check_order(request.fence, self.accepted, target=request.target)
+        assert request.hold is None or self.protocol >= HOLDS_SINCE, "an old sidecar would not wait"
         assert not self.busy, "the planner must not start a second operation on a pod"
         self.accepted = fences.accept(
             request.fence, self.accepted, operation_id=request.operation_id, target=request.target
@@ -148,7 +199,9 @@ class SimPod:
             state=SwapState.PLANNED,
             revision=request.fence.revision,
             target=request.target,
+            hold=HoldState(mark=request.hold.mark, seconds_left=request.hold.seconds) if request.hold else None,
         )
+        self.lease = now + (request.hold.seconds if request.hold else 0.0)
         self._show(status)
         return status
 
@@ -189,6 +242,16 @@ class SimPod:
             error = ErrorBody(code="IncompatibleModel", message="another engine version here")
         if operation.state is SwapState.FETCHING and error is not None:
             self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=error))
+            return
+        if operation.state is SwapState.FETCHING and self.too_small:
+            body = ErrorBody(
+                code="InsufficientMemory", message="staging needs 9 MiB, 1 MiB may be used", retryable=True
+            )
+            self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=body))
+            return
+        if operation.state is SwapState.STAGED and operation.hold is not None:
+            hold = msgspec.structs.replace(operation.hold, held=True)
+            self._show(msgspec.structs.replace(operation, hold=hold))
             return
         if operation.state is SwapState.PAUSING and self.transient_faults:
             self.transient_faults -= 1

@@ -14,7 +14,7 @@ import msgspec
 
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
-from modelswap_engine.protocol.messages import Plan, SwapRequest
+from modelswap_engine.protocol.messages import Plan, ProceedRequest
 from modelswap_operator.api.modelversion import (
     Canary,
     ModelVersionSpec,
@@ -33,8 +33,10 @@ from modelswap_operator.planning.actions import (
     FailedAttempt,
     NoteAttempts,
     RecordFailure,
+    RenewHolds,
     SendAdapters,
     StartSwaps,
+    SwapOrder,
     UntoldPod,
     Wait,
     WriteAssignment,
@@ -65,7 +67,9 @@ class World:
         on_failure: OnFailure = OnFailure.ROLLBACK,
         canary: Canary | None = None,
         pinned: bool = False,
+        protocol: int = 1,
     ) -> None:
+        self.protocol = protocol
         self.now = START
         self.uid = "owner-1"
         self.generation = 1
@@ -117,6 +121,7 @@ class World:
     def add_pod(self, serving: Release | None = None, *, ready: bool = True) -> SimPod:
         self._made += 1
         pod = SimPod(name=f"pod-{self._made}", uid=f"uid-{self._made}", live=serving, ready=ready, ever_ready=ready)
+        pod.protocol = self.protocol
         if self.assignment is not None and self.assignment.stable is not None and serving is None:
             pod.live = CATALOG[self.assignment.stable.version]
         if self.contents is not None:
@@ -131,9 +136,16 @@ class World:
         self.ever_ready = set()
         self.epoch += 1
 
+    @property
+    def clock(self) -> float:
+        """Seconds since the beginning, by which leases end."""
+        return (self.now - START).total_seconds()
+
     # What the operator does
 
     def snapshot(self) -> Snapshot:
+        for pod in self.pods:
+            pod.age(self.clock)
         self.ever_ready |= {p.uid for p in self.pods if p.ready}
         shown = {p.uid for p in self.status.pods if p.state != "Starting"}
         pods = tuple(
@@ -199,7 +211,12 @@ class World:
             case StartSwaps():
                 self.memory.sent(action.orders)
                 for order in action.orders:
-                    self._note(snapshot, self._call(order.pod, order.request))
+                    self._note(snapshot, self._call(order))
+            case RenewHolds():
+                for renewed in action.orders:
+                    sim = self._sim(renewed.pod.uid)
+                    if sim.reachable:
+                        sim.renew(renewed.operation_id, renewed.request, self.clock)
             case CancelSwaps():
                 for item in action.orders:
                     self._sim(item.pod.uid).cancel(item.operation_id)
@@ -238,10 +255,14 @@ class World:
         slow = snapshot.spec is not None and expired(Assessment(snapshot), self.now)
         self.memory.note(attempts, now=self.now, random=0.5, slow=slow)
 
-    def _call(self, pod: Pod, request: SwapRequest) -> tuple[FailedAttempt, ...]:
+    def _call(self, order: SwapOrder) -> tuple[FailedAttempt, ...]:
+        pod, request = order.pod, order.request
         sim = self._sim(pod.uid)
         try:
-            sim.swap(request)
+            if order.goes_on:
+                sim.proceed(request.operation_id, ProceedRequest(fence=request.fence))
+            else:
+                sim.swap(request, self.clock)
             if sim.goes_silent:
                 sim.goes_silent = sim.reachable = False
                 raise EngineTimeout(f"pod {pod.name} did not answer")
@@ -292,7 +313,7 @@ class World:
             action = self.run_pass()
             if not isinstance(action, Wait):
                 continue
-            if any(p.busy or p.loading or p.live is None for p in self.pods):
+            if any((p.busy and not p.held) or p.loading or p.live is None for p in self.pods):
                 self.tick()
                 continue
             if action.until is None:

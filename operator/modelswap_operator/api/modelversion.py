@@ -56,6 +56,7 @@ class Rollout(Value, frozen=True, kw_only=True):
 
     max_unavailable: int | str = 1
     canary: Canary = Canary()
+    stage_ahead: bool = True
     progress_deadline_seconds: int = 600
     on_failure: OnFailure = OnFailure.ROLLBACK
 
@@ -197,12 +198,16 @@ class RolloutStatus(Value, frozen=True, kw_only=True):
     state: str = ""
     attempt: int = 0
     candidate_pod_uids: tuple[str, ...] = msgspec.field(default=(), name="candidatePodUIDs")
+    staged_pods: int = 0
     soak: tuple[SoakStatus, ...] = ()
     last_progress_time: str = ""
 
 
 class PlanStatus(Value, frozen=True, kw_only=True):
-    """The way from one version to the target; counts and bytes, adapters that change, and refusals as code and text."""
+    """The way from one version to the target; counts and bytes, adapters that change, and refusals as code and text.
+
+    ``staging_seconds`` is what one pod is expected to take, 0 where nothing was ever measured.
+    """
 
     from_digest: str = ""
     changed_tensors: int = 0
@@ -213,6 +218,8 @@ class PlanStatus(Value, frozen=True, kw_only=True):
     groups: int = 0
     bytes_to_fetch: int = 0
     memory_needed_bytes: int = 0
+    staging_seconds: int = 0
+    staging_basis: str = ""
     adapters: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
 
@@ -249,7 +256,7 @@ class Failure(Value, frozen=True, kw_only=True):
 
 
 class Revision(Value, frozen=True, kw_only=True):
-    """One finished revision. The figures are the slowest pod's commit window and the sum of what pods fetched."""
+    """One finished revision. The figures are those of the slowest pod, and the sum of what pods fetched."""
 
     revision: int
     version: str = ""
@@ -260,6 +267,7 @@ class Revision(Value, frozen=True, kw_only=True):
     result: str = ""
     commit_window_microseconds: int = 0
     bytes_fetched: int = 0
+    staging_bytes_per_second: int = 0
     field_manager: str = ""
 
 

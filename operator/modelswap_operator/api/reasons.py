@@ -31,6 +31,7 @@ class Reason(StrEnum):
     PROGRESSING_WITH_RETRY = "ProgressingWithRetry"
     RESOLVING = "ResolvingSource"
     SWAPPING = "Swapping"
+    STAGING = "Staging"
     SOAKING = "Soaking"
     ROLLING_BACK = "RollingBack"
     WAITING_FOR_PODS = "WaitingForPods"
@@ -49,6 +50,7 @@ class Reason(StrEnum):
     ENGINE_RESTARTED = "EngineRestarted"
 
     ASSIGNMENT_PUBLISHED = "AssignmentPublished"
+    STAGING_STARTED = "StagingStarted"
     SWAP_STARTED = "SwapStarted"
     SWAP_CANCELLED = "SwapCancelled"
 
@@ -93,6 +95,7 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.PROGRESSING_WITH_RETRY: "an attempt failed in a way that may heal; it is tried again",
     Reason.RESOLVING: "a pod is asked what the source holds and what a swap to it would do",
     Reason.SWAPPING: "pods are changing their weights",
+    Reason.STAGING: "pods bring the version beside the one that they serve; none of them has changed yet",
     Reason.SOAKING: "canary pods serve the version; the others follow once rollout.canary is satisfied",
     Reason.ROLLING_BACK: "pods go back to the stable version",
     Reason.WAITING_FOR_PODS: "no pod of the slot has been ready yet, or fewer than an adapter is to be on",
@@ -109,7 +112,8 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.DRIFTED: "a pod serves what nobody decided here, or live tensors are damaged; it is put right",
     Reason.ENGINE_RESTARTED: "the engine of a pod was started again",
     Reason.ASSIGNMENT_PUBLISHED: "a decision was written: what each pod of the slot must serve",
-    Reason.SWAP_STARTED: "a pod has accepted a swap",
+    Reason.STAGING_STARTED: "a pod has begun to stage the version beside the one that it serves",
+    Reason.SWAP_STARTED: "a pod has accepted a swap, or is told to go on with the one that it has staged",
     Reason.SWAP_CANCELLED: "a swap under way is not wanted any more; the pod drops what it staged",
     Reason.SLOT_NOT_FOUND: "the namespace has no ModelVersion with the name in spec.modelRef: create it, or correct it",
     Reason.NAME_TAKEN: "an older LoRAAdapter of the slot, or its base model, has this name",

@@ -16,6 +16,7 @@ from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
 from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Plan, VersionRef
+from modelswap_operator.api.estimates import Estimate, staging
 from modelswap_operator.api.labels import MODELVERSION_KIND
 from modelswap_operator.api.modelversion import ModelVersionStatus
 from modelswap_operator.cli import views
@@ -53,6 +54,7 @@ class Planned:
     live: VersionRef
     pods: int
     plan: Plan
+    expected: Estimate | None = None
 
 
 def plan(
@@ -104,7 +106,10 @@ def _planned(kubectl: Kubectl, slot: Slot) -> Iterator[Planned]:
             if live.digest in asked:
                 continue
             asked.add(live.digest)
-            yield Planned(slot=slot.name, live=live, pods=count, plan=client.post("/plan", request, Plan))
+            found = client.post("/plan", request, Plan)
+            known = slot.status.history
+            expected = staging(known, digest=found.to_digest, bytes_to_fetch=found.bytes_to_fetch)
+            yield Planned(slot=slot.name, live=live, pods=count, plan=found, expected=expected)
 
 
 def one_of_each(pods: Sequence[dict[str, Any]], status: ModelVersionStatus) -> list[tuple[dict[str, Any], int]]:
@@ -126,6 +131,8 @@ def _shown(one: Planned) -> Iterator[Any]:
     pods = "1 pod" if one.pods == 1 else f"{one.pods} pods"
     yield Text(f"{one.slot}: {pods} from {one.live.version or 'no version'} ({views.short(one.live.digest)})", "bold")
     yield render.plan(one.plan)
+    if one.expected is not None:
+        yield Text(f"staging takes one pod about {one.expected.seconds} s: {one.expected.basis}")
 
 
 def _plain(one: Planned) -> dict[str, Any]:
@@ -134,6 +141,7 @@ def _plain(one: Planned) -> dict[str, Any]:
         "from": msgspec.to_builtins(one.live),
         "pods": one.pods,
         "plan": msgspec.to_builtins(one.plan),
+        **({"expected": one.expected._asdict()} if one.expected is not None else {}),
     }
 
 

@@ -120,6 +120,7 @@ def _versions(slot: Slot) -> Text:
         line += f"; stable {status.stable.version} ({short(status.stable.digest)})"
     if status.rollout is not None and status.rollout.state:
         line += f"; rollout {status.rollout.state}"
+        line += f", {status.rollout.staged_pods} pods have staged it" if status.rollout.staged_pods else ""
     if slot.managed_by:
         line += f"; written by {slot.managed_by}"
     return Text(line)

@@ -18,7 +18,15 @@ from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.codec import decode, decode_error, encode
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import BadRequest, Unauthenticated, Unavailable, WrongPod
-from modelswap_engine.protocol.messages import CancelRequest, Plan, PlanRequest, SwapRequest, SwapStatus
+from modelswap_engine.protocol.messages import (
+    CancelRequest,
+    HoldRequest,
+    Plan,
+    PlanRequest,
+    ProceedRequest,
+    SwapRequest,
+    SwapStatus,
+)
 from modelswap_engine.protocol.version import CONTROL_PREFIX, PROTOCOL_VERSION, supported
 from modelswap_operator.effects.tokens import Tokens
 from modelswap_operator.effects.trust import PLAIN_ONLY, Channel, EngineTlsRefused, Trust
@@ -134,6 +142,14 @@ class EngineClient:
         return await self._call(
             "POST", pod, f"/swaps/{operation_id}/cancel", SwapStatus, body=request, operation=operation_id
         )
+
+    async def hold(self, pod: Address, operation_id: str, request: HoldRequest) -> SwapStatus:
+        """Renew the lease of a swap that waits once it has staged."""
+        return await self._call("POST", pod, f"/swaps/{operation_id}/hold", SwapStatus, body=request)
+
+    async def proceed(self, pod: Address, operation_id: str, request: ProceedRequest) -> SwapStatus:
+        """Let a swap that waits go on."""
+        return await self._call("POST", pod, f"/swaps/{operation_id}/proceed", SwapStatus, body=request)
 
     async def _call(
         self,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from modelswap_engine.protocol.adapter_calls import ResolvedAdapters
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
-from modelswap_engine.protocol.messages import CancelRequest, Fence, Plan
+from modelswap_engine.protocol.messages import CancelRequest, Fence, Plan, ProceedRequest, SwapStatus
 from modelswap_operator.effects import assignment
 from modelswap_operator.effects.engine_client import EngineClient
 from modelswap_operator.effects.kube import Kube
@@ -16,9 +16,11 @@ from modelswap_operator.planning.actions import (
     CancelSwaps,
     FailedAttempt,
     PlanOrder,
+    RenewHolds,
     ResolveOrder,
     SendAdapters,
     StartSwaps,
+    SwapOrder,
     UntoldPod,
     WriteAssignment,
 )
@@ -57,7 +59,30 @@ class Performer:
                     digest=order.request.target.digest,
                     error=_UNKNOWN,
                 ),
-                self._engines.swap(address(order.pod), order.request, if_match=order.if_match),
+                self._swap(order),
+            )
+            for order in action.orders
+        )
+
+    def _swap(self, order: SwapOrder) -> Awaitable[SwapStatus]:
+        pod, wanted = address(order.pod), order.request
+        if not order.goes_on:
+            return self._engines.swap(pod, wanted, if_match=order.if_match)
+        request = ProceedRequest(fence=wanted.fence, peers_ready=wanted.traffic.peers_ready)
+        return self._engines.proceed(pod, wanted.operation_id, request)
+
+    async def renew(self, action: RenewHolds) -> tuple[FailedAttempt, ...]:
+        """Renew leases on all pods at once; return those that were not."""
+        return await _failed(
+            (
+                FailedAttempt(
+                    pod=order.pod,
+                    operation_id=order.operation_id,
+                    revision=order.request.fence.revision,
+                    digest="",
+                    error=_UNKNOWN,
+                ),
+                self._engines.hold(address(order.pod), order.operation_id, order.request),
             )
             for order in action.orders
         )

@@ -6,7 +6,7 @@ from datetime import datetime
 from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolveAdaptersRequest
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
+from modelswap_engine.protocol.messages import HoldRequest, PlanRequest, SwapRequest
 from modelswap_operator.api.modelversion import Failure
 from modelswap_operator.planning.snapshot import Ledger, PlanKey, Pod, ResolveKey
 
@@ -76,6 +76,7 @@ class CancelOrder:
     pod: Pod
     operation_id: str
     revision: int
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +88,15 @@ class CancelSwaps:
 
 @dataclass(frozen=True, kw_only=True)
 class SwapOrder:
-    """Start one swap; ``if_match`` is the state the decision was made on."""
+    """Start one swap; ``if_match`` is the state the decision was made on.
+
+    With ``goes_on`` the pod holds it staged already, and is only told to go on.
+    """
 
     pod: Pod
     request: SwapRequest
     if_match: str
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +104,22 @@ class StartSwaps:
     """Start as many swaps as may run at once."""
 
     orders: tuple[SwapOrder, ...] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldOrder:
+    """Renew the lease of what one pod holds staged."""
+
+    pod: Pod
+    operation_id: str
+    request: HoldRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenewHolds:
+    """Renew the leases of what pods hold staged; one that cannot be renewed ends by itself."""
+
+    orders: tuple[HoldOrder, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,4 +163,5 @@ class UntoldPod:
 
 
 AdapterAction = AskAdapters | SendAdapters
-Action = Wait | RecordFailure | NoteAttempts | AskPlans | WriteAssignment | CancelSwaps | StartSwaps | AdapterAction
+SwapAction = CancelSwaps | StartSwaps | RenewHolds
+Action = Wait | RecordFailure | NoteAttempts | AskPlans | WriteAssignment | SwapAction | AdapterAction

@@ -15,7 +15,7 @@ from modelswap_engine.protocol.assignment import (
     WeightsPolicy,
 )
 from modelswap_engine.protocol.updates import RECEIVED
-from modelswap_operator.planning import adapters, canary
+from modelswap_operator.planning import adapters, canary, staging
 from modelswap_operator.planning.actions import WriteAssignment
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Ledger, Pod, Snapshot, Unreachable
@@ -130,13 +130,16 @@ def _take_over(a: Assessment) -> WriteAssignment | None:
 def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> WriteAssignment | None:
     current = a.snapshot.assignment
     candidate = current.candidate if current is not None else None
-    named = candidate.pod_uids if candidate is not None and candidate.digest == target.digest else []
-    first = _first(a, named)
-    if not first:
+    there = candidate is not None and candidate.digest == target.digest
+    named = candidate.pod_uids if candidate is not None and there else []
+    ahead = not named and bool(staging.missing(a))
+    first = () if ahead else _first(a, named)
+    if not first and not ahead:
         return _withdraw_outdated(a)
-    if decided and {p.uid for p in first} == set(named):
+    if decided and there and {p.uid for p in first} == set(named):
         return None
     names = ", ".join(p.name for p in first)
+    first_to = f"{names} {'are' if len(first) > 1 else 'is'} the first to serve {target.version}"
     return _write(
         a.snapshot,
         stable=current.stable if current is not None else None,
@@ -144,7 +147,7 @@ def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> Wri
             version=target.version, uri=target.uri, digest=target.digest, pod_uids=[p.uid for p in first]
         ),
         previous=a.snapshot.ledger.previous,
-        why=f"{names} {'are' if len(first) > 1 else 'is'} the first to serve {target.version}",
+        why=f"pods stage {target.version} before the first one serves it" if ahead else first_to,
     )
 
 

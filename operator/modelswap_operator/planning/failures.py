@@ -22,6 +22,7 @@ from modelswap_operator.planning.errors import is_content, text
 from modelswap_operator.planning.operations import covers
 from modelswap_operator.planning.progress import deadline
 from modelswap_operator.planning.snapshot import Pod, Snapshot
+from modelswap_operator.planning.staging import given_up
 
 UNKNOWN = ErrorBody(code="EngineFailed", message="the swap ended without success and without a reason", retryable=True)
 
@@ -65,7 +66,7 @@ def plan_failure(a: Assessment, now: datetime) -> Failure | None:
 
 def _swap_failure(a: Assessment, now: datetime) -> Failure | None:
     for pod in a.counted:
-        wanted = a.desired(pod)
+        wanted = a.desired(pod) or a.candidate  # which the pods that are not named stage
         if wanted is None:
             continue
         for digest, error in _reports(a, pod, wanted):
@@ -185,6 +186,8 @@ def new_attempts(a: Assessment) -> tuple[FailedAttempt, ...]:
         operation = _ended_badly(a, pod)
         noted = a.snapshot.memory.attempts.get(pod.uid)
         if operation is None or (noted is not None and covers(noted.operation_id, operation.operation_id)):
+            continue
+        if given_up(operation):
             continue
         error = operation.error or UNKNOWN
         if not is_content(error):

@@ -11,17 +11,21 @@ from datetime import datetime, timedelta
 from msgspec import structs
 
 from modelswap_engine.protocol.adapters import AdapterChange, OnIncompatible
-from modelswap_engine.protocol.messages import Fence, SwapRequest, VersionRef
+from modelswap_engine.protocol.assignment import AssignmentTarget
+from modelswap_engine.protocol.holding import Hold
+from modelswap_engine.protocol.messages import Fence, HoldRequest, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Checks
-from modelswap_operator.planning import adapter_steps, assignment, canary, failures
+from modelswap_operator.planning import adapter_steps, assignment, canary, failures, staging
 from modelswap_operator.planning.actions import (
     Action,
     AskPlans,
     CancelOrder,
     CancelSwaps,
+    HoldOrder,
     NoteAttempts,
     PlanOrder,
     RecordFailure,
+    RenewHolds,
     SendAdapters,
     StartSwaps,
     SwapOrder,
@@ -42,6 +46,8 @@ POLL_SECONDS = 0.5
 SETTLE_SECONDS = 2.0
 """How often pods are read that load, or have not proved yet what they loaded."""
 
+SUPERSEDED, GIVEN_BACK = "superseded by a newer decision", "what it staged is given back for now"
+
 PLANS_SHOWN = 5
 """How many different starting versions a suspended slot plans for."""
 
@@ -60,9 +66,9 @@ def plan(snapshot: Snapshot, now: datetime) -> Action:
         return Wait(on="a pod is one of a group")
     adapters = Adapters(a)
     rules: tuple[Rule, ...] = (
-        (_note, _record_plan_failure, _ask)
+        (_note, _record_plan_failure, _give_back, _ask)
         if a.spec.suspend
-        else (_record, _note, _cancel, _assign, *_of_adapters(adapters), _start)
+        else (_record, _note, _cancel, _assign, *_of_adapters(adapters), _start, _stage, _renew)
     )
     return next((action for rule in rules if (action := rule(a, now))), None) or _wait(a, now)
 
@@ -72,7 +78,7 @@ def rest(action: Action, now: datetime) -> float | None:
     match action:
         case Wait():
             return (action.until - now).total_seconds() if action.until is not None else None
-        case CancelSwaps() | SendAdapters():
+        case CancelSwaps() | SendAdapters() | RenewHolds():
             return POLL_SECONDS  # a pod takes a moment to do it, and says the same until then
         case _:
             return 0.0
@@ -95,19 +101,35 @@ def _note(a: Assessment, now: datetime) -> Action | None:
 
 def _cancel(a: Assessment, now: datetime) -> Action | None:
     """Abort what is no longer wanted, while that can still be done without touching live weights."""
+    return _end(a, now, lambda pod, operation: _why_not(a, pod, operation, now))
+
+
+def _give_back(a: Assessment, now: datetime) -> Action | None:
+    """Have pods drop what they hold staged, whatever else they do."""
+    return _end(a, now, lambda pod, operation: GIVEN_BACK if operation.hold is not None else "")
+
+
+def _end(a: Assessment, now: datetime, why: Callable[[Pod, SwapStatus], str]) -> Action | None:
     orders = []
     for pod in a.present:
         operation = running(pod)
-        if operation is None or not operation.state.reversible or _wanted(a, pod, operation.target):
+        if operation is None or not operation.state.reversible or not (cause := why(pod, operation)):
             continue
         if a.external and operation.revision == 0:
             continue  # a trainer's
         revision = a.snapshot.assignment.revision if a.snapshot.assignment is not None else 0
-        orders.append(CancelOrder(pod=pod, operation_id=operation.operation_id, revision=revision))
+        orders.append(CancelOrder(pod=pod, operation_id=operation.operation_id, revision=revision, why=cause))
     known = a.snapshot.memory.attempts
     due = (o for o in orders if o.pod.uid not in known or known[o.pod.uid].retry_at <= now)
     found = tuple(due)
     return CancelSwaps(orders=found) if found else None
+
+
+def _why_not(a: Assessment, pod: Pod, operation: SwapStatus, now: datetime) -> str:
+    """Return why an operation is to end; empty when it is wanted."""
+    if not _wanted(a, pod, operation.target):
+        return SUPERSEDED
+    return GIVEN_BACK if operation.hold is not None and not staging.kept(a, pod, operation, now) else ""
 
 
 def _wanted(a: Assessment, pod: Pod, target: VersionRef) -> bool:
@@ -185,7 +207,7 @@ def _pending(a: Assessment, pod: Pod, now: datetime) -> bool:
     desired, current, state = a.desired(pod), a.snapshot.assignment, pod.state
     if desired is None or current is None or state is None or state.live is None:
         return False
-    if state.quarantined or running(pod) is not None:
+    if state.quarantined or (running(pod) is not None and staging.held(pod, desired.digest) is None):
         return False
     told = state.revision >= current.revision
     if a.external and followed(state, desired.digest):
@@ -197,25 +219,57 @@ def _pending(a: Assessment, pod: Pod, now: datetime) -> bool:
 
 
 def _swap_order(a: Assessment, pod: Pod) -> SwapOrder:
-    current, desired, state = a.snapshot.assignment, a.desired(pod), pod.state
-    if current is None or desired is None or state is None:
+    desired = a.desired(pod)
+    if desired is None:
         raise ValueError(f"pod {pod.name}: nothing to swap to")
+    order, there = _order(a, pod, desired), staging.held(pod, desired.digest)
+    if there is None:
+        return order
+    return replace(order, request=structs.replace(order.request, operation_id=there.operation_id), goes_on=True)
+
+
+def _order(a: Assessment, pod: Pod, wanted: AssignmentTarget, hold: Hold | None = None) -> SwapOrder:
+    current, state = a.snapshot.assignment, pod.state
+    if current is None or state is None:
+        raise ValueError(f"pod {pod.name}: nobody can be asked")
     fence = Fence(pod_uid=pod.uid, owner_uid=a.snapshot.uid, epoch=a.snapshot.epoch, revision=current.revision)
     idle = a.snapshot.memory.idle
     peers = sum(not unavailable(p, idle) and p.uid != pod.uid for p in a.present)
-    forward = desired.digest == a.target_digest
+    forward = wanted.digest == a.target_digest
     request = SwapRequest(
         operation_id=operation_id(owner_uid=a.snapshot.uid, revision=current.revision, pod_uid=pod.uid, state=state),
         fence=fence,
-        target=VersionRef(version=desired.version, uri=desired.uri, digest=desired.digest),
+        target=VersionRef(version=wanted.version, uri=wanted.uri, digest=wanted.digest),
         traffic=a.spec.traffic.to_wire(peers_ready=peers),
         loading=a.spec.loading.to_wire(),
         # On the way back nothing is tried: the version was good, and what it would be compared with is not. Nor does
         # an adapter stand in the way.
         adapters=AdapterChange(on_incompatible=a.spec.adapters.on_incompatible if forward else OnIncompatible.UNLOAD),
         checks=a.spec.checks.to_wire() if forward else Checks(),
+        hold=hold,
     )
     return SwapOrder(pod=pod, request=request, if_match=f'"{state.boot_id}.{state.seq}"')
+
+
+def _stage(a: Assessment, now: datetime) -> Action | None:
+    """Have pods stage what none of them serves yet."""
+    if a.candidate is None or a.held(now):
+        return None
+    target, hold = a.candidate, staging.hold(a.spec)
+    orders = tuple(_order(a, pod, target, hold) for pod in staging.next_wave(a, now))
+    return StartSwaps(orders=orders) if orders else None
+
+
+def _renew(a: Assessment, now: datetime) -> Action | None:
+    orders = []
+    for pod in staging.to_renew(a):
+        operation, current = running(pod), a.snapshot.assignment
+        if operation is None or current is None:
+            continue
+        fence = Fence(pod_uid=pod.uid, owner_uid=a.snapshot.uid, epoch=a.snapshot.epoch, revision=current.revision)
+        request = HoldRequest(fence=fence, seconds=staging.LEASE_SECONDS)
+        orders.append(HoldOrder(pod=pod, operation_id=operation.operation_id, request=request))
+    return RenewHolds(orders=tuple(orders)) if orders else None
 
 
 def _wait(a: Assessment, now: datetime) -> Wait:
@@ -223,7 +277,9 @@ def _wait(a: Assessment, now: datetime) -> Wait:
     times = [p.engine.retry_at for p in a.present if isinstance(p.engine, Unreachable)]
     times += [t.retry_at for t in a.snapshot.memory.attempts.values() if t.retry_at > now]
     times += [r.retry_at for r in a.plans.values() if r.retry_at is not None and r.retry_at > now]
-    if any(running(p) for p in a.present):
+    waits = {p.uid: staging.renewal(p) for p in a.present}
+    times += [now + timedelta(seconds=seconds) for seconds in waits.values() if seconds is not None]
+    if any(running(p) and waits[p.uid] is None for p in a.present):
         times.append(now + timedelta(seconds=POLL_SECONDS))
     if any(_settling(p) for p in a.present):
         times.append(now + timedelta(seconds=SETTLE_SECONDS))

@@ -5,8 +5,9 @@ Both are counted afresh each time.
 
 from collections.abc import Collection, Iterable, Sequence
 
-from modelswap_operator.planning.assess import Assessment, running
+from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Pod
+from modelswap_operator.planning.staging import swapping
 
 
 def allowed(max_unavailable: int | str, pods: int) -> int:
@@ -19,7 +20,7 @@ def allowed(max_unavailable: int | str, pods: int) -> int:
 
 
 def unavailable(pod: Pod, idle: Collection[str]) -> bool:
-    """Say whether a pod serves less than usual: not Ready, in a swap, or out of rotation.
+    """Say whether a pod serves less than usual: not Ready, in a swap, or out of rotation. One that stages serves.
 
     A pod that cannot be asked now may be in the middle of a swap, whatever its Ready condition says. It counts as
     available only while it is known to be ``idle``: read so last, and asked for nothing since.
@@ -28,7 +29,7 @@ def unavailable(pod: Pod, idle: Collection[str]) -> bool:
         return True
     if pod.state is None:
         return pod.uid not in idle
-    return pod.state.quarantined or running(pod) is not None
+    return pod.state.quarantined or swapping(pod) is not None
 
 
 def wave(a: Assessment) -> int | None:
@@ -54,7 +55,7 @@ def choose(
     bounds how many may be in a swap at the same time, whatever the budget says.
     """
     budget = allowed(max_unavailable, len(counted)) - sum(unavailable(pod, idle) for pod in counted)
-    places = len(counted) if at_once is None else at_once - sum(running(pod) is not None for pod in counted)
+    places = len(counted) if at_once is None else at_once - sum(swapping(pod) is not None for pod in counted)
     chosen: list[Pod] = []
     for pod in sorted(pending, key=lambda p: (p.ready, p.name)):
         if len(chosen) >= places:

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import Plan
 from modelswap_operator.planning.actions import FailedAttempt, PlanOrder, SwapOrder
-from modelswap_operator.planning.assess import running
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
 from modelswap_operator.planning.errors import is_moved, passing
 from modelswap_operator.planning.progress import advance
 from modelswap_operator.planning.snapshot import Attempt, Memory, PlanKey, PlanResult, Progress, Snapshot
+from modelswap_operator.planning.staging import swapping
 from modelswap_operator.runtime.adapter_memory import AdapterMemory
 
 MOVED_AT_ONCE = 3
@@ -68,7 +68,7 @@ class SlotMemory:
             self._wait_no_longer(now)
         read = {p.uid for p in snapshot.pods if p.state is not None}
         self._idle &= present - read
-        self._idle |= {p.uid for p in snapshot.pods if p.uid in read and running(p) is None}
+        self._idle |= {p.uid for p in snapshot.pods if p.uid in read and swapping(p) is None}
         self.adapters.take_in(snapshot)
         self._progress = advance(snapshot, now)
 
@@ -80,8 +80,11 @@ class SlotMemory:
         }
 
     def sent(self, orders: Iterable[SwapOrder]) -> None:
-        """Remember, before it is sent, that a pod is asked to swap: its answer may be lost on the way."""
-        self._idle -= {order.pod.uid for order in orders}
+        """Remember, before it is sent, that a pod is asked to swap: its answer may be lost on the way.
+
+        One that is asked to stage and to wait serves on, whatever becomes of the call.
+        """
+        self._idle -= {order.pod.uid for order in orders if order.request.hold is None}
 
     def note(self, attempts: Iterable[FailedAttempt], *, now: datetime, random: float, slow: bool) -> None:
         """Remember failed attempts; the next try waits longer, and much longer once the deadline has passed."""

@@ -21,6 +21,7 @@ from modelswap_operator.planning.actions import (
     NoteAttempts,
     PlanOrder,
     RecordFailure,
+    RenewHolds,
     ResolveOrder,
     SendAdapters,
     StartSwaps,
@@ -129,6 +130,15 @@ class SlotTask(ObjectTask):
                 self._note(look.snapshot, failed, now)
                 refused = {f.pod.uid for f in failed}
                 action = StartSwaps(orders=tuple(o for o in action.orders if o.pod.uid not in refused))
+            case RenewHolds():
+                for failed_one in await tools.performer.renew(action):
+                    self._log.warning(
+                        "lease not renewed",
+                        pod=failed_one.pod.name,
+                        operation=failed_one.operation_id,
+                        code=failed_one.error.code,
+                        error=failed_one.error.message,
+                    )
             case CancelSwaps():
                 self._note(look.snapshot, await tools.performer.cancel(look, action), now)
             case NoteAttempts():

@@ -31,7 +31,7 @@ def of_action(action: Action) -> tuple[Note, ...]:
         case StartSwaps():
             return tuple(
                 Note(
-                    reason=Reason.SWAP_STARTED,
+                    reason=Reason.SWAP_STARTED if o.request.hold is None else Reason.STAGING_STARTED,
                     action="Swap",
                     text=f"pod {o.pod.name}: to {o.request.target.version} (revision {o.request.fence.revision})",
                 )
@@ -42,7 +42,7 @@ def of_action(action: Action) -> tuple[Note, ...]:
                 Note(
                     reason=Reason.SWAP_CANCELLED,
                     action="Cancel",
-                    text=f"pod {o.pod.name}: superseded by a newer decision",
+                    text=f"pod {o.pod.name}: {o.why}",
                 )
                 for o in action.orders
             )

@@ -1,9 +1,11 @@
 """Finished revisions with their figures, and the versions the slot has been proved good at."""
 
+from collections.abc import Iterable
 from datetime import datetime
 
-from modelswap_engine.protocol.messages import Plan
+from modelswap_engine.protocol.messages import Plan, SwapStatus
 from modelswap_engine.protocol.states import SwapState
+from modelswap_operator.api import estimates
 from modelswap_operator.api.modelversion import PlanStatus, Revision, StableStatus
 from modelswap_operator.api.times import stamp
 from modelswap_operator.planning.assess import Assessment
@@ -67,8 +69,15 @@ def _entry(a: Assessment, *, result: str, now: datetime) -> Revision:
         result=result,
         commit_window_microseconds=round(max((o.commit_window_microseconds or 0 for o in done), default=0)),
         bytes_fetched=sum(o.bytes_fetched for o in done),
+        staging_bytes_per_second=_rate(done),
         field_manager=a.snapshot.spec_manager,
     )
+
+
+def _rate(done: Iterable[SwapStatus]) -> int:
+    """Return how many bytes a second the slowest pod read and staged; 0 where that was not measured."""
+    rates = [o.bytes_fetched / o.staging_seconds for o in done if o.bytes_fetched > 0 and o.staging_seconds]
+    return max(1, round(min(rates))) if rates else 0
 
 
 def _superseded(a: Assessment, entries: list[Revision], now: datetime) -> Revision | None:
@@ -93,8 +102,12 @@ def _superseded(a: Assessment, entries: list[Revision], now: datetime) -> Revisi
     )
 
 
-def _plan(plan: Plan) -> PlanStatus:
+def _plan(a: Assessment, plan: Plan) -> PlanStatus:
+    known = a.snapshot.status.history
+    expected = estimates.staging(known, digest=plan.to_digest, bytes_to_fetch=plan.bytes_to_fetch)
     return PlanStatus(
+        staging_seconds=expected.seconds if expected is not None else 0,
+        staging_basis=cut(expected.basis, 256) if expected is not None else "",
         from_digest=plan.from_digest,
         changed_tensors=plan.changed_tensors,
         total_tensors=plan.total_tensors,
@@ -119,7 +132,7 @@ def plans(a: Assessment) -> tuple[PlanStatus, ...]:
         if a.target is not None and plan.to_digest == a.target.digest and plan.from_digest != plan.to_digest:
             found.setdefault(
                 plan.from_digest,
-                _plan(plan),
+                _plan(a, plan),
             )
     status = a.snapshot.status
     if status.target is not None and a.target is not None and status.target.digest == a.target.digest:

@@ -6,7 +6,7 @@ from datetime import datetime
 from modelswap_operator.api.labels import SLOT_LABEL
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
-from modelswap_operator.planning import canary
+from modelswap_operator.planning import canary, staging
 from modelswap_operator.planning.adapters import Adapters, blocker
 from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.assignment import decide
@@ -15,6 +15,8 @@ from modelswap_operator.planning.progress import deadline, expired
 from modelswap_operator.planning.snapshot import Pod, Unreachable
 from modelswap_operator.status import pods
 
+CALM = ("Serving", "Waiting", "Starting", "Staging", "Staged")
+"""States of pods that serve, or are not expected to yet."""
 COMPLETE, ROLLING_BACK, ROLLED_BACK = "Complete", "RollingBack", "RolledBack"
 
 
@@ -171,7 +173,7 @@ def _blocked(a: Assessment) -> Outcome | None:
 
 
 def _overdue(a: Assessment, now: datetime) -> Outcome:
-    seconds, waiting = a.spec.rollout.progress_deadline_seconds, canary.story(a, now)
+    seconds, waiting = a.spec.rollout.progress_deadline_seconds, canary.story(a, now) or staging.story(a)
     return Outcome(
         ready=False,
         reason=Reason.PROGRESS_DEADLINE_EXCEEDED,
@@ -212,6 +214,10 @@ def _progressing(a: Assessment) -> Outcome:
         starting = len(a.present)
         message = f"{TEXTS[reason]} ({starting} starting)" if starting else f"{TEXTS[reason]} (there are none)"
         return Outcome(ready=None, reason=reason, message=message, reconciling=reason, state=reason)
+    waiting = staging.story(a)
+    if waiting:
+        reason, message = Reason.STAGING, f"{_figure(a)}; {waiting}"
+        return Outcome(ready=None, reason=Reason.PROGRESSING, message=message, reconciling=reason, state=reason)
     reason = Reason.RESOLVING if a.target is None else Reason.SWAPPING
     return Outcome(ready=None, reason=Reason.PROGRESSING, message=_figure(a), reconciling=reason)
 
@@ -229,7 +235,7 @@ def _soaking(a: Assessment, now: datetime) -> Outcome | None:
 def _figure(a: Assessment) -> str:
     """Return ``1/2 pods serve 1.1 (pod: Pausing)``."""
     line = f"{len(a.on_target)}/{len(a.counted)} pods serve {a.spec.version}"
-    worst = next((p for p in pods.pod_list(a) if p.state not in ("Serving", "Waiting", "Starting")), None)
+    worst = next((p for p in pods.pod_list(a) if p.state not in CALM), None)
     return f"{line} ({worst.name}: {worst.state})" if worst is not None else line
 
 

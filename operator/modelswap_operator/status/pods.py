@@ -7,6 +7,7 @@ from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.planning.assess import Assessment, proved, running
 from modelswap_operator.planning.errors import is_content, text
 from modelswap_operator.planning.snapshot import Pod, Unreachable
+from modelswap_operator.planning.staging import held
 from modelswap_operator.status.conditions import cut
 
 LISTED = 50
@@ -67,6 +68,9 @@ def describe(a: Assessment, pod: Pod) -> tuple[str, str, str]:
     if state.quarantined:
         return "Quarantined", "Quarantined", state.message or TEXTS[Reason.QUARANTINED]
     operation = running(pod)
+    if operation is not None and operation.hold is not None:
+        there = held(pod, operation.target.digest) is not None
+        return "Waiting", "Staged" if there else "Staging", f"{operation.target.version}, beside what it serves"
     if operation is not None:
         return "Swapping", operation.state.value, f"to {operation.target.version}"
     if state.drifted:

@@ -12,7 +12,7 @@ import msgspec
 from modelswap_operator.api.modelversion import Failure, ModelVersionStatus, RolloutStatus, TargetStatus
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
 from modelswap_operator.api.times import stamp
-from modelswap_operator.planning import canary
+from modelswap_operator.planning import canary, staging
 from modelswap_operator.planning.actions import Action, RecordFailure
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.failures import remembered
@@ -107,6 +107,7 @@ def _rollout(a: Assessment, result: Outcome, now: datetime) -> RolloutStatus:
         state=result.state,
         attempt=max(attempts, default=0),
         candidate_pod_uids=tuple(candidate.pod_uids) if candidate is not None else (),
+        staged_pods=len(staging.staged(a)),
         soak=soak.pods if soak is not None else (),
         # While changes are held back the clock is moved with each look, which is no news.
         last_progress_time=shown if progress is None or result.state in STILL else stamp(progress.at),

@@ -15,7 +15,14 @@ from modelswap_engine.protocol.adapters import AdapterChange, AdapterSource, Ada
 from modelswap_engine.protocol.assignment import AssignedAdapter, AssignedSource
 from modelswap_engine.protocol.errors import AdapterNotFound, Busy, IncompatibleAdapter
 from modelswap_engine.protocol.holding import Hold
-from modelswap_engine.protocol.messages import Fence, PlanRequest, ProceedRequest, RollbackRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import (
+    Fence,
+    PlanRequest,
+    ProceedRequest,
+    RollbackRequest,
+    SwapStatus,
+    VersionRef,
+)
 from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.companion import Companion

@@ -3,7 +3,15 @@
 import pytest
 
 from modelswap_engine.backends.port import RequestPolicy
-from modelswap_engine.protocol.errors import Busy, ForeignOwner, NotFound, NotReady, StaleRevision, Unavailable, WrongPod
+from modelswap_engine.protocol.errors import (
+    Busy,
+    ForeignOwner,
+    NotFound,
+    NotReady,
+    StaleRevision,
+    Unavailable,
+    WrongPod,
+)
 from modelswap_engine.protocol.holding import Hold
 from modelswap_engine.protocol.messages import (
     CancelRequest,
