@@ -43,7 +43,7 @@ from modelswap_engine.protocol.messages import (
     VersionRef,
 )
 from modelswap_engine.protocol.states import SwapState
-from modelswap_engine.protocol.version import CONTROL_PREFIX, HOLDS_SINCE, PROTOCOL_VERSION
+from modelswap_engine.protocol.version import CONTROL_PREFIX, HOLDS_SINCE, OLDEST_SUPPORTED
 from modelswap_engine.swap import fence as fences
 from tests.support.sim_adapters import SimAdapters
 
@@ -81,7 +81,7 @@ class FakeSidecar:
     reason: str = ""
     on_call: Callable[[str], None] = lambda call: None
     adapters: SimAdapters | None = None
-    protocol: int = PROTOCOL_VERSION
+    protocol: int = OLDEST_SUPPORTED
     calls: list[str] = field(default_factory=list)
     swaps: list[SwapRequest] = field(default_factory=list)
     boot_id: str = field(default_factory=lambda: uuid.uuid4().hex)
