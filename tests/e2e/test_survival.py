@@ -115,6 +115,24 @@ async def clients(versions: Versions, *, may_break: bool) -> AsyncIterator[None]
         assert not answer.served or letters <= set(letters_of(answer.version)), answer
 
 
+def seen_staged(slot: Slot, pods: int) -> list[str]:
+    """Wait until the status says that so many pods have staged, and return the digests that are served then."""
+    with slot.watch() as objects:
+        for found in objects:
+            status = found.get("status", {})
+            if status.get("rollout", {}).get("stagedPods") == pods:
+                return [version["digest"] for version in status["versions"]]
+    raise AssertionError(f"never {pods} pods had staged")
+
+
+async def test_all_pods_stage_before_the_first_one_changes(versions: Versions) -> None:
+    before = versions.digest
+    async with clients(versions, may_break=False):
+        generation = await versions.apply_next()
+        assert await asyncio.to_thread(seen_staged, versions.slot, 2) == [before]
+        await converged(versions, generation)
+
+
 async def test_worker_killed_in_the_middle_and_after(versions: Versions) -> None:
     slot = versions.slot
     async with clients(versions, may_break=True):

@@ -31,7 +31,7 @@ from tests.support.cluster.provider import Cluster
 T = TypeVar("T")
 OPERATOR_NAMESPACE = "modelswap-system"
 WAIT = "--timeout=180s"
-IN_THE_MIDDLE = ("Planned", "Fetching", "Staged", "Prepared")
+IN_THE_MIDDLE = ("Staging", "Planned", "Fetching", "Staged", "Prepared")
 
 
 def build_images(cluster: Cluster, *names: str) -> None:
