@@ -18,7 +18,7 @@ from tests.support.free_ports import free_port
 from tests.support.processes import Child
 from tests.support.rest import Rest
 
-RIGHTS = ("ServiceAccount", "Role", "RoleBinding")
+RIGHTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ class Account:
         return f"system:serviceaccount:{self.namespace}:{self.name}"
 
 
-def granted(server: ApiServer, rest: Rest, home: Path, *, namespace: str) -> Account:
+def granted(server: ApiServer, rest: Rest, home: Path, *, namespace: str, all_namespaces: bool = False) -> Account:
     """Make a namespace and give the operator in it the rights that the chart gives, and not one more."""
     rest.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}).accepted()
-    values = {"watch": {"namespaces": [namespace]}, "rbac": {"adapterServices": True}}
+    values = {"watch": {"namespaces": [] if all_namespaces else [namespace]}, "rbac": {"adapterServices": True}}
     objects = Charts(home).template("modelswap", values, namespace=namespace)
     given = [thing for thing in objects if thing["kind"] in RIGHTS]
     server.kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(thing) for thing in given))
@@ -61,6 +61,11 @@ class OperatorProcess:
         self.child: Child | None = None
         self.port = 0
 
+    @property
+    def identity(self) -> str:
+        """As the statuses that it writes name it."""
+        return f"{self._account.namespace}/{self._account.lease}"
+
     def start(self, *extra: str, kubeconfig: Path | None = None) -> None:
         self.port = free_port()
         account = self._account
@@ -78,7 +83,7 @@ class OperatorProcess:
             "-m",
             "modelswap_operator",
             f"--kubeconfig={kubeconfig or self._server.kubeconfig_of(account.user)}",
-            f"--namespace={account.namespace}",
+            *([] if "--all-namespaces" in extra else [f"--namespace={account.namespace}"]),
             f"--lease-name={account.lease}",
             "--http-host=127.0.0.1",
             f"--http-port={self.port}",

@@ -15,6 +15,8 @@ SLOT_LABEL: Final = f"{GROUP}/slot"
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 
 REQUESTED_AT: Final = f"{GROUP}/requestedAt"
+OPERATOR: Final = f"{GROUP}/operator"
+"""Names the one operator that may act on the object, as namespace/lease."""
 """Annotation by which a person asks for another try now; any value that was not handled yet counts."""
 
 FIELD_MANAGER: Final = "modelswap-operator"

@@ -276,6 +276,7 @@ class ModelVersionStatus(Value, frozen=True, kw_only=True):
 
     observed_generation: int = msgspec.field(default=-1)
     last_handled_request_at: str = ""
+    operator: str = ""
     target: TargetStatus | None = None
     stable: StableStatus | None = None
     versions: tuple[VersionCount, ...] = ()

@@ -43,6 +43,7 @@ class Reason(StrEnum):
     HALTED = "Halted"
     INVALID_SPEC = "InvalidSpec"
     STALE_LEADER = "StaleLeader"
+    OPERATOR_CHANGED = "OperatorChanged"
 
     GROUPS_UNSUPPORTED = "GroupsUnsupported"
     SOURCE_DRIFTED = "SourceDrifted"
@@ -106,6 +107,7 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.ROLLED_BACK: "a pod failed the version, so the stable version is served again",
     Reason.HALTED: "a pod failed the version and rollout.onFailure is Halt, so every pod stays as it is",
     Reason.INVALID_SPEC: "the spec cannot be read",
+    Reason.OPERATOR_CHANGED: "another operator than before decides about the object; two that watch it both do",
     Reason.STALE_LEADER: "decisions under a higher epoch were seen; without the lease this operator changes nothing",
     Reason.GROUPS_UNSUPPORTED: "a pod is one of a group that holds one model together; single pods only are changed",
     Reason.SOURCE_DRIFTED: "the source holds other content under its name than when it was resolved",

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import Denied, Fenced, ModelswapError
-from modelswap_operator.api.labels import LORAADAPTERS, MODELVERSIONS, REQUESTED_AT, SLOT_LABEL, assignment_name
+from modelswap_operator.api.labels import (
+    LORAADAPTERS,
+    MODELVERSIONS,
+    OPERATOR,
+    REQUESTED_AT,
+    SLOT_LABEL,
+    assignment_name,
+)
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.effects import assignment, objects, paths
 from modelswap_operator.effects.engine_client import Address, EngineClient
@@ -58,12 +65,14 @@ class Observer:
         now: Callable[[], datetime],
         random: Callable[[], float],
         default_port: int,
+        operator: str,
     ) -> None:
         self._kube = kube
         self._engines = engines
         self._now = now
         self._random = random
         self._default_port = default_port
+        self._operator = operator
 
     async def look(self, *, namespace: str, slot: str, epoch: int, memory: Memory, contacts: Contacts) -> Look:
         """Return what is to be seen of a slot now.
@@ -92,6 +101,7 @@ class Observer:
             base,
             pods=tuple(asked),
             adapters=tuple(objects.adapter_of(adapter) for adapter in adapters),
+            operator=self._operator,
             assignment=current,
             ledger=ledger,
             memory=memory,
@@ -169,6 +179,7 @@ def _object(body: Json, *, namespace: str, slot: str, epoch: int) -> Snapshot:
         return Snapshot(namespace=namespace, slot=slot, epoch=epoch, uid=str(metadata.get("uid", "")), deleted=True)
     spec, wrong = objects.spec_of(body)
     manager, when = objects.spec_writer(body)
+    annotations = metadata.get("annotations") or {}
     return Snapshot(
         namespace=namespace,
         slot=slot,
@@ -179,7 +190,8 @@ def _object(body: Json, *, namespace: str, slot: str, epoch: int) -> Snapshot:
         spec_error=wrong,
         spec_manager=manager,
         spec_time=when,
-        requested_at=str((metadata.get("annotations") or {}).get(REQUESTED_AT, ""))[:128],
+        requested_at=str(annotations.get(REQUESTED_AT, ""))[:128],
+        reserved_for=str(annotations.get(OPERATOR, "")),
         status=objects.status_of(body),
         asked=objects.asked_of(body),
     )

@@ -201,7 +201,10 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One slot as it was observed. ``spec`` is None when the object is gone or unreadable (``spec_error``)."""
+    """One slot as it was observed. ``spec`` is None when the object is gone or unreadable (``spec_error``).
+
+    ``operator`` is who looks, ``reserved_for`` who may act ("" is whoever watches it); both as namespace/lease.
+    """
 
     namespace: str
     slot: str
@@ -221,7 +224,14 @@ class Snapshot:
     ledger: Ledger = field(default_factory=Ledger)
     memory: Memory = field(default_factory=Memory)
     asked: Asked = Asked()
+    operator: str = ""
+    reserved_for: str = ""
     policy: ChangePolicy = field(default_factory=ChangePolicy)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Say whether the object names another operator than this one, which then leaves it alone."""
+        return self.reserved_for not in ("", self.operator)
 
     @property
     def asked_again(self) -> bool:

@@ -184,7 +184,12 @@ class Operator:
         return Tools(
             kube=kube,
             observer=Observer(
-                kube=kube, engines=engines, now=now, random=draw, default_port=self._settings.control_port
+                kube=kube,
+                engines=engines,
+                now=now,
+                random=draw,
+                default_port=self._settings.control_port,
+                operator=self._settings.identity,
             ),
             performer=Performer(kube=kube, engines=engines),
             events=EventWriter(kube, instance=self._settings.pod_name, now=system_time),

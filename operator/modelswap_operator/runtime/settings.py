@@ -32,6 +32,11 @@ class Settings:
     pod_name: str = "modelswap-operator"
     service_account: str = ""
 
+    @property
+    def identity(self) -> str:
+        """Return what sets this operator apart from others, whichever of its replicas leads."""
+        return f"{self.pod_namespace}/{self.lease_name}"
+
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Read flags and environment; exits with usage on a contradiction."""

@@ -67,6 +67,9 @@ class SlotTask(ObjectTask):
             memory=self._memory.view(),
             contacts=self._contacts,
         )
+        if look.snapshot.elsewhere:
+            self.standings = Counter()
+            return Again()
         now = tools.now()
         look = replace(look, snapshot=replace(look.snapshot, policy=tools.changes()))
         self._memory.take_in(look.snapshot, now)

@@ -57,6 +57,9 @@ def of_status(before: ModelVersionStatus, after: ModelVersionStatus) -> tuple[No
         for f in after.failures
         if f not in before.failures
     ]
+    if before.operator not in ("", after.operator):
+        text = f"{after.operator} decides now, {before.operator} did before"
+        notes.append(Note(reason=Reason.OPERATOR_CHANGED, action="Reconcile", text=text, warning=True))
     notes += _drifted(before, after)
     ready = of_ready(before, after)
     return (*notes, *(note for note in ready if not any(n.reason == note.reason for n in notes)))

@@ -35,19 +35,31 @@ def summarize(snapshot: Snapshot, action: Action, now: datetime) -> ModelVersion
     a = Assessment(replace(snapshot, status=msgspec.structs.replace(before, failures=failures)))
     result = outcome(a, now)
     verdicts = (*_main(result), facts.serving(a), facts.verified(a), facts.suspended(a))
-    return ModelVersionStatus(
-        observed_generation=snapshot.generation if result.decided else before.observed_generation,
-        last_handled_request_at=snapshot.requested_at or before.last_handled_request_at,
-        target=_target(a),
-        stable=history.stable(a),
-        versions=pods.versions(a),
-        rollout=_rollout(a, result, now),
-        plan=history.plans(a),
-        pods=pods.pod_list(a),
-        pod_counts=pods.pod_counts(a),
-        failures=failures,
-        history=history.history(a, result=result.ended, now=now),
-        conditions=conditions(verdicts, observed=before.conditions, generation=snapshot.generation, now=now),
+    return signed(
+        snapshot,
+        ModelVersionStatus(
+            observed_generation=snapshot.generation if result.decided else before.observed_generation,
+            last_handled_request_at=snapshot.requested_at or before.last_handled_request_at,
+            target=_target(a),
+            stable=history.stable(a),
+            versions=pods.versions(a),
+            rollout=_rollout(a, result, now),
+            plan=history.plans(a),
+            pods=pods.pod_list(a),
+            pod_counts=pods.pod_counts(a),
+            failures=failures,
+            history=history.history(a, result=result.ended, now=now),
+            conditions=conditions(verdicts, observed=before.conditions, generation=snapshot.generation, now=now),
+        ),
+    )
+
+
+def signed(snapshot: Snapshot, status: ModelVersionStatus) -> ModelVersionStatus:
+    """Return a status with the name of the operator whose it is: a new one's only when it has something new to say."""
+    before = snapshot.status
+    status = msgspec.structs.replace(status, operator=before.operator)
+    return (
+        status if status == before else msgspec.structs.replace(status, operator=snapshot.operator or before.operator)
     )
 
 
