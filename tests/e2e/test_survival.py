@@ -189,6 +189,23 @@ async def test_scaled_up_in_the_middle(versions: Versions) -> None:
     assert len(versions.slot.pods()) == 3
 
 
+async def test_evicted_and_scaled_down_in_the_middle_then_to_nothing_and_back(versions: Versions) -> None:
+    slot = versions.slot
+    await asyncio.to_thread(slot.scale, 3)
+    await asyncio.to_thread(slot.wait_pods)
+    async with clients(versions, may_break=False):
+        generation, name = await in_the_middle(versions)
+        await asyncio.to_thread(slot.evict_pod, name)
+        await asyncio.to_thread(slot.scale, 2)
+        await converged(versions, generation)
+    await asyncio.to_thread(slot.scale, 0)
+    await asyncio.to_thread(slot.wait_field, '{.status.conditions[?(@.type=="Ready")].reason}=ScaledToZero')
+    await asyncio.to_thread(slot.scale, 2)
+    await asyncio.to_thread(slot.wait_pods)
+    for name in slot.pods():
+        await asyncio.to_thread(slot.wait_engine, name, versions.digest)
+
+
 async def test_new_pod_serves_the_assignment_with_the_operator_down(versions: Versions, cluster: Cluster) -> None:
     if versions.model == "v1":  # that is what the template names
         await converged(versions, await versions.apply_next())

@@ -283,6 +283,14 @@ class Slot:
         """Delete a pod and wait until it is gone."""
         self._kubectl("delete", "pod", name, WAIT)
 
+    def evict_pod(self, name: str) -> None:
+        """Evict a pod, as a drain of its node does, and wait until it is gone."""
+        subject = {"name": name, "namespace": self.namespace}
+        wanted = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": subject}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction"
+        self.cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(wanted))
+        self._kubectl("wait", f"pod/{name}", "--for=delete", WAIT)
+
     def assignment(self) -> Assignment:
         """Return the slot's assignment."""
         data = json.loads(self._kubectl("get", "configmap", f"modelswap-{self.name}", "-o", "json"))["data"]
