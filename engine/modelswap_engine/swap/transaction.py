@@ -153,22 +153,29 @@ class Transaction:
         Adapters are assigned and taken away meanwhile, so theirs are given back and staged again as they are then.
         """
         core, operation, holding = self._core, self._operation, self._operation.holding
-        if holding is None or holding.over:
+        if holding is None:
+            return
+        if holding.over:  # it was told before it came here
+            self._meet(holding.peers_ready)
             return
         await core.companion.settle()
         await recovery.guarded(core.refresh_memory)
         operation.note(hold=holding.state(held=True))
         await holding.passed(unless=operation.interrupted)
-        traffic = msgspec.structs.replace(self._request.traffic, peers_ready=holding.peers_ready)
-        self._window = Window(core, operation, traffic)
+        self._meet(holding.peers_ready)
         effect = await core.companion.assess(self._request.adapters, target=new.digest)
         if effect.refusals:
             raise effect.refusals[0]
-        if effect.changes and traffic.mode in CONTINUING:
+        if effect.changes and self._request.traffic.mode in CONTINUING:
             raise Busy("adapters of the base changed while the swap waited", advice="plan it again")
         self._adapted = bool(effect.changes)
         await core.companion.stage(operation.id, self._request.adapters, target=new.digest)
         operation.check()
+
+    def _meet(self, peers_ready: int) -> None:
+        """Drain by who else serves when it goes on, not by who did when it was asked for."""
+        traffic = msgspec.structs.replace(self._request.traffic, peers_ready=peers_ready)
+        self._window = Window(self._core, self._operation, traffic)
 
     async def _unchanged(self, new: Version) -> None:
         await self._core.bounded("the source", new.resolved.unchanged(), self._core.settings.resolve_seconds)

@@ -219,6 +219,13 @@ async def test_how_many_others_are_ready_is_told_when_it_goes_on(world, target):
     assert world.coordinator.operation("op-1").state is SwapState.SERVING, "without peers no endpoints are left"
 
 
+async def test_how_many_others_are_ready_counts_also_when_it_is_told_early(world, target):
+    await world.coordinator.swap(request(target, hold=Hold(seconds=LEASE), traffic=Traffic(peers_ready=2)))
+    await go_on(world, peers_ready=0)
+    await world.clock.settle()
+    assert world.coordinator.operation("op-1").state is SwapState.SERVING
+
+
 async def test_a_second_instance_is_brought_up_only_when_it_goes_on(world, target):
     await staged(world, target, traffic=Traffic(mode=TrafficMode.OVERLAP))
     assert world.backend.second == ""
