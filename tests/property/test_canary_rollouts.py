@@ -39,12 +39,21 @@ class Canaries(Rollouts):
         soak=st.sampled_from([30, 3, 0]),
         requests=st.sampled_from([0, 4]),
         percent=st.sampled_from([0, 25]),
+        protocol=st.sampled_from([1, 2]),
     )
     def begin(  # type: ignore[override]
-        self, pods: int, budget: int | str, on_failure: OnFailure, size: int, soak: int, requests: int, percent: int
+        self,
+        pods: int,
+        budget: int | str,
+        on_failure: OnFailure,
+        size: int,
+        soak: int,
+        requests: int,
+        percent: int,
+        protocol: int,
     ) -> None:
         canary = Canary(pods=size, soak_seconds=soak, min_requests=requests, max_error_percent=percent)
-        self.world = World(pods=pods, max_unavailable=budget, on_failure=on_failure, canary=canary)
+        self.world = World(pods=pods, max_unavailable=budget, on_failure=on_failure, canary=canary, protocol=protocol)
         self.refused: set[tuple[int, str]] = set()
         self.seen: dict[str, Seen] = {}
         self.before: Assignment | None = None
@@ -93,7 +102,7 @@ class Canaries(Rollouts):
             self._check_decision(action.assignment)
         if isinstance(action, StartSwaps) and self.before is not None and self.before.candidate is not None:
             named = self.before.candidate
-            for order in action.orders:
+            for order in (order for order in action.orders if order.request.hold is None):
                 assert order.pod.uid in named.pod_uids or order.request.target.digest != named.digest
 
     def _check_decision(self, new: Assignment) -> None:
@@ -134,7 +143,7 @@ class Canaries(Rollouts):
         world = self.world
         for pod in world.pods:
             pod.reachable, pod.ready = True, pod.live is not None
-            pod.transient_faults, pod.goes_silent, pod.visits = 0, False, 1
+            pod.transient_faults, pod.goes_silent, pod.too_small, pod.visits = 0, False, False, 1
         world.policy = ChangePolicy()
         world.edit(suspend=False)
         for _ in range(3000):

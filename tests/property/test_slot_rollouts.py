@@ -63,7 +63,7 @@ class Rollouts(SlotFate):
     def _check(self, action: object, before: set[str]) -> None:
         world = self.world
         if world.spec.suspend:
-            assert not isinstance(action, MUTATIONS), "a suspended slot was changed"
+            assert not isinstance(action, MUTATIONS) or self._only_given_back(action), "a suspended slot was changed"
         if not isinstance(action, StartSwaps):
             return
         if action.orders[0].request.hold is not None:
@@ -78,6 +78,12 @@ class Rollouts(SlotFate):
         self._check_spread(action)
         for order in action.orders:
             assert (world.generation, order.request.target.digest) not in self.refused, "a refused digest was retried"
+
+    def _only_given_back(self, action: object) -> bool:
+        """Say whether pods were only told to drop what they hold staged."""
+        asked = {o.pod.uid for o in action.orders} if isinstance(action, CancelSwaps) else set()
+        operations = [p.operation for p in self.world.pods if p.uid in asked]
+        return bool(asked) and all(o is not None and o.hold is not None for o in operations)
 
     def _check_spread(self, action: StartSwaps) -> None:
         """A version that not every pod has served yet spreads in waves, and not at all while changes are frozen."""
