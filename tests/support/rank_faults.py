@@ -19,7 +19,7 @@ _faults: dict[int, Faults] = {}
 def _faulty(agent: Agent, call: wire.Call) -> wire.Answer:
     rank = agent._host.rank
     faults = _faults.setdefault(rank, Faults(os.environ.get(VARIABLE, ""), rank=rank))
-    faults.hit(type(call).__name__.removesuffix("Call").lower())
+    faults.hit(type(call).__name__.removesuffix("Call").removesuffix("Retained").lower())  # both stage
     return _act(agent, call)
 
 

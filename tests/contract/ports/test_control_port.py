@@ -23,6 +23,8 @@ ROUTES = [
     ("GET", "/swaps/op"),
     ("GET", "/swaps/op/events"),
     ("POST", "/swaps/op/cancel"),
+    ("POST", "/swaps/op/hold"),
+    ("POST", "/swaps/op/proceed"),
     ("POST", "/rollback"),
     ("POST", "/check"),
     ("POST", "/release"),
@@ -208,6 +210,28 @@ async def test_a_client_that_goes_away_cancels_nothing(ports: Ports) -> None:
     )
     assert status == 200
     assert (await follow(ports.control, "op-1"))[-1]["error"]["code"] == "Cancelled"
+
+
+async def test_a_swap_waits_once_it_has_staged_until_it_is_told_to_go_on(ports: Ports) -> None:
+    target = ports.publish("1.1", norm=b"N" * 2)
+    await call(ports.control, "POST", "/swaps", {**order(ports, target), "hold": {"seconds": 60, "mark": "how"}})
+    async with ports.control.get(f"{CONTROL_PREFIX}/swaps/op-1/events") as response:
+        async for line in response.content:
+            if line.startswith(b"data: ") and json.loads(line[6:])["hold"]["held"]:
+                break
+    fence = {"podUid": POD, "ownerUid": "owner-1", "epoch": 1, "revision": 1}
+    status, held = await call(ports.control, "POST", "/swaps/op-1/hold", {"fence": fence, "seconds": 600})
+    assert (status, held["state"], held["hold"]["mark"]) == (200, "Staged", "how")
+    assert 60 < held["hold"]["secondsLeft"] <= 600
+    status, state = await call(ports.control, "GET", "/state")
+    assert (state["live"]["version"], state["ready"], state["operation"]["hold"]["held"]) == ("1.0", True, True)
+    foreign = {"fence": {**fence, "podUid": "other"}}
+    status, body = await call(ports.control, "POST", "/swaps/op-1/proceed", foreign)
+    assert (status, body["error"]["code"]) == (421, "WrongPod")
+    status, told = await call(ports.control, "POST", "/swaps/op-1/proceed", {"fence": {**fence, "revision": 2}})
+    assert (status, told["revision"]) == (200, 2)
+    assert (await follow(ports.control, "op-1"))[-1]["state"] == "Serving"
+    assert (await call(ports.control, "GET", "/state"))[1]["live"]["version"] == "1.1"
 
 
 async def test_several_may_follow_one_operation(ports: Ports) -> None:
