@@ -203,6 +203,7 @@ async def test_suspend_publishes_the_plan_and_changes_nothing(slot: Slot) -> Non
             "changedBytes": 200,
             "totalBytes": 1000,
             "mode": "Diff",
+            "bytesToFetch": 200,
         }
     ]
     assert slot.condition("Suspended") == ("True", "Suspended")

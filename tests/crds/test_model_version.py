@@ -130,6 +130,7 @@ def test_defaults_are_in_the_schema(namespace: Namespace) -> None:
         "version": "1.0",
         "source": {"uri": "file:///models/chat-1.0"},
         "rollout": {
+            "stageAhead": True,
             "maxUnavailable": 1,
             "canary": {"pods": 0, "soakSeconds": 60, "minRequests": 0, "maxErrorPercent": 1},
             "progressDeadlineSeconds": 600,
