@@ -72,7 +72,7 @@ async def committed(engine: Ranked, update: str, directory: Path) -> SwapStatus:
     return status
 
 
-@pytest.mark.parametrize("layout", ["split", pytest.param("replicas", marks=pytest.mark.full)])
+@pytest.mark.parametrize("layout", LAYOUTS)
 async def test_a_trainer_changes_one_expert_after_another(
     engines: dict[str, Ranked], steps: Steps, layout: str, tmp_path: Path
 ) -> None:
