@@ -12,7 +12,7 @@ from tests.support.cluster.provider import Cluster
 from tests.support.gitops_steps import digest_of, identity, proved
 from tests.support.stack import OPERATOR_NAMESPACE, WAIT, Slot, install_operator, port_forward
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
