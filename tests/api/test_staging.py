@@ -50,7 +50,7 @@ async def test_all_stage_before_the_first_one_changes_and_an_operator_that_dies_
     slot.bump(V11)
     await staged(slot, 2)
     assert slot.condition("Reconciling") == ("True", "Staging")
-    assert "2 pods have staged 1.1, 1 have not" in slot.message()
+    assert "2/3 pods have staged it" in slot.message()
     found = slot.assignment()
     assert found is not None
     assert found.candidate is not None

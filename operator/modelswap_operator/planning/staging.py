@@ -142,4 +142,5 @@ def story(a: Assessment) -> str:
     """Return how far it has come while the first pod is not named; empty when nobody is waited for."""
     if a.candidate is None or a.candidate.pod_uids or not missing(a):
         return ""
-    return f"{len(staged(a))} pods have staged {a.spec.version}, {len(missing(a))} have not; then the first one changes"
+    there, away = len(staged(a)), len(missing(a))
+    return f"{there}/{there + away} pods have staged it, then the first one changes"

@@ -91,7 +91,7 @@ def test_until_all_have_staged_the_assignment_names_nobody() -> None:
     assert world.condition("Reconciling") == ("True", "Staging")
     assert world.status.rollout is not None
     assert (world.status.rollout.state, world.status.rollout.staged_pods) == ("Staging", 3)
-    assert "3 pods have staged 1.1, 1 have not" in message(world)
+    assert "3/4 pods have staged it" in message(world)
     assert {row.state for row in world.status.pods} <= {"Staged", "Staging", "Waiting"}
     all_staged(world)
     for _ in range(3):
