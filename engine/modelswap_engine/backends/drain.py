@@ -50,9 +50,8 @@ def parser() -> argparse.ArgumentParser:
 def _drain(port: int, *, tls: bool, key: str, seconds: float) -> str:
     url = f"{'https' if tls else 'http'}://{LOOPBACK}:{port}{_PATH}"
     request = urllib.request.Request(url, method="POST", headers={"Authorization": f"Bearer {key}"})  # noqa: S310  # loopback
-    handlers: list[urllib.request.BaseHandler] = [
-        urllib.request.ProxyHandler({})
-    ]  # never through the environment's proxy
+    # Never through a proxy of the environment.
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if tls:
         # This pod's own loopback interface needs no proof, and no authority is mounted in the engine's container.
         unproved = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,25 +1,14 @@
 """Prompts that a version is tried with, while the old one still answers everybody."""
 
-import pytest
-
 from modelswap_engine.backends.port import PromptTrial
 from modelswap_engine.protocol.errors import ChecksFailed
 from modelswap_engine.protocol.policy import Checks, PromptCheck
 from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_backend import Fault
 from tests.support.fake_source import FakeCheckpoint
-from tests.support.swapping import World, checkpoint, request
+from tests.support.swapping import checkpoint, request
 
 _CHECKS = Checks(prompts=[PromptCheck(prompt="ab", max_logprob_delta=0.5), PromptCheck(prompt="c")])
-
-
-@pytest.fixture
-async def world(tmp_path):
-    world = World(tmp_path)
-    await world.start()
-    yield world
-    await world.stop()
-    assert world.backend.violations == []
 
 
 async def swap(world, target, *, checks=_CHECKS):

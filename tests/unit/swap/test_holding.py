@@ -30,20 +30,6 @@ from tests.support.swapping import OWNER, POD, World, checkpoint, request
 LEASE = 100.0
 
 
-@pytest.fixture
-async def world(tmp_path):
-    world = World(tmp_path)
-    await world.start()
-    yield world
-    await world.stop()
-    assert world.backend.violations == []
-
-
-@pytest.fixture
-def target(world):
-    return world.publish("1.1", checkpoint(q=b"QQQQ"))
-
-
 def fence(revision=1, **more):
     return Fence(**({"pod_uid": POD, "owner_uid": OWNER, "epoch": 1, "revision": revision} | more))
 

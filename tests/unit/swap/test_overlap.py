@@ -11,23 +11,9 @@ from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_backend import Fault
 from tests.support.fake_source import FakeCheckpoint
-from tests.support.swapping import World, checkpoint, request
+from tests.support.swapping import checkpoint, request
 
 OVERLAP = Traffic(mode=TrafficMode.OVERLAP)
-
-
-@pytest.fixture
-async def world(tmp_path):
-    world = World(tmp_path)
-    await world.start()
-    yield world
-    await world.stop()
-    assert world.backend.violations == []
-
-
-@pytest.fixture
-def target(world):
-    return world.publish("1.1", checkpoint(q=b"QQQQ"))
 
 
 async def arrive(world, *, submitted=True):

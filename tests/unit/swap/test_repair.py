@@ -2,23 +2,12 @@
 
 import asyncio
 
-import pytest
-
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.errors import SourceUnreadable
 from modelswap_engine.protocol.messages import CheckRequest
 from modelswap_engine.protocol.states import SwapState
 from tests.support.fake_backend import Fault
 from tests.support.swapping import World, checkpoint
-
-
-@pytest.fixture
-async def world(tmp_path):
-    world = World(tmp_path)
-    await world.start()
-    yield world
-    await world.stop()
-    assert world.backend.violations == []
 
 
 async def check(world, pattern="*"):

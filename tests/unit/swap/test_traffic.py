@@ -11,16 +11,7 @@ from modelswap_engine.protocol.policy import OnTimeout, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.settings import SwapSettings
 from tests.support.fake_source import FakeCheckpoint
-from tests.support.swapping import World, checkpoint, last, request
-
-
-@pytest.fixture
-async def world(tmp_path):
-    world = World(tmp_path)
-    await world.start()
-    yield world
-    await world.stop()
-    assert world.backend.violations == []
+from tests.support.swapping import checkpoint, last, request
 
 
 class Client:
@@ -45,11 +36,6 @@ async def begin(world, target, operation_id="op-1", **options):
     await world.coordinator.swap(request(target, operation_id, **options))
     await world.clock.settle()
     return world.coordinator.operation(operation_id)
-
-
-@pytest.fixture
-def target(world):
-    return world.publish("1.1", checkpoint(q=b"QQQQ"))
 
 
 async def test_a_drain_waits_for_whole_answers_and_holds_new_requests(world, target):

@@ -13,15 +13,6 @@ from tests.support.fake_source import FakeCheckpoint
 from tests.support.swapping import World, checkpoint, last, request
 
 
-@pytest.fixture
-async def world(tmp_path):
-    world = World(tmp_path)
-    await world.start()
-    yield world
-    await world.stop()
-    assert world.backend.violations == []
-
-
 async def test_the_template_is_served_after_start(world):
     world.assert_serves(world.template)
 
