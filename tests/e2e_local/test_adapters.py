@@ -25,6 +25,7 @@ from modelswap_engine.protocol.assignment import (
 from modelswap_engine.protocol.codec import encode
 from tests.support.adapter_traffic import command, letters, load, load_on, say, states, swap
 from tests.support.clients import makers
+from tests.support.ranked import until_gone
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
@@ -187,8 +188,7 @@ async def test_replicas_serve_adapters_while_one_of_them_is_killed(tmp_path: Pat
         assert await both_say(served, "a") == ["k"]
         ranks = served.state().ranks
         os.kill(ranks[1].pid, signal.SIGKILL)
-        while served.state().ranks[1].alive:
-            await asyncio.sleep(0.01)
+        await until_gone(ranks[1], lambda: served.state().ranks)
         # The replica that is left has its adapters, takes new ones and lets others go.
         assert [(await say(served, name)).text for name in ("a", "b")] == ["k" * 24, "z" * 24]
         assert set(states(served).values()) == {"Ready"}

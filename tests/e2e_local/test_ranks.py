@@ -11,6 +11,7 @@ from modelswap_engine.protocol.states import SwapState
 from tests.e2e_local.conftest import Serve
 from tests.e2e_local.test_swap import file_hashes, live_hashes, spoil, swap
 from tests.support.clients import asking, load_on, makers
+from tests.support.ranked import until_gone
 from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
@@ -93,8 +94,7 @@ async def test_one_replica_is_killed_and_the_other_serves_on(serve: Serve, pair:
     assert [rank.running for rank in served.state().ranks] == [1, 1], "each replica got one"
     victim = served.state().ranks[1]
     os.kill(victim.pid, signal.SIGKILL)
-    while served.state().ranks[1].alive:
-        await asyncio.sleep(0.01)
+    await until_gone(victim, lambda: served.state().ranks)
     # Whoever comes now is answered at once, and the pod stays in rotation.
     answer = await asking(served.data_url, tokens=8)
     assert (answer.failure, makers(answer)) == ("", {"1.0"})

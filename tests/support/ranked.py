@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.protocol.engine_state import RankState
 from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.sources.file import FileSource
@@ -99,3 +101,9 @@ class Ranked:
         texts = await asyncio.gather(*(answer(self.backend, f"{version} {n}", tokens=6) for n in state.ranks))
         assert {max(text) < 132 for text in texts} == {version == "1.0"}
         await self.assert_holds(directory)
+
+
+async def until_gone(victim: RankState, ranks: Callable[[], Sequence[RankState]]) -> None:
+    """Wait until a killed process is no rank that answers, whether or not its successor already does."""
+    while any(rank.alive and rank.boot_id == victim.boot_id for rank in ranks()):
+        await asyncio.sleep(0.01)

@@ -24,7 +24,7 @@ from modelswap_engine.protocol.updates import Announced, BeginUpdate, BroadcastP
 from tests.support import models
 from tests.support.free_ports import free_port
 from tests.support.orders import answer, hashes_of, ranges
-from tests.support.ranked import Ranked
+from tests.support.ranked import Ranked, until_gone
 from tests.support.trainer import trainer
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="session")]
@@ -105,8 +105,7 @@ async def test_a_replica_that_is_killed_gets_what_was_sent_from_the_other(
     assert live is not None
     assert live.version == "two"
     os.kill(before[1].pid, signal.SIGKILL)
-    while engine.backend.ranks()[1].alive:
-        await asyncio.sleep(0.01)
+    await until_gone(before[1], engine.backend.ranks)
     assert len(await answer(engine.backend, "meanwhile")) == 16
     await engine.assert_holds(steps.second)
     after = engine.backend.ranks()

@@ -113,7 +113,7 @@ class WorkerGroup:
         """End every process at once."""
         self.serving = False
         for worker in self._workers:
-            if worker.alive:
+            if worker.running:
                 worker.kill(why)
 
     async def stop(self, why: str) -> None:

@@ -98,7 +98,12 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """True while the process answers."""
+        """True while the process answers: from its greeting until it is gone."""
+        return self.running and bool(self.boot_id)
+
+    @property
+    def running(self) -> bool:
+        """True while there is a process, though it may not have imported everything yet."""
         return self._listener is not None and not self._listener.done() and not self._killed
 
     async def start(self) -> None:
