@@ -13,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from bench.decode import DecodeRow, measure_decode
+from bench.diff import DiffRow, measure_diff
 from bench.engine import BenchEngine, SwapTime, running, unthrottled
 from bench.gate import GateRow, measure_gate
 from bench.models import SMALL, SMALL_LAYERS, BenchModel, changeable, ensure
@@ -22,8 +23,8 @@ from bench.seen import median
 from bench.turns import Budget
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 
-Measurement = Literal["gate", "modes", "decode", "swap", "alternatives", "memory", "staging", "check"]
-ONCE: Final[tuple[Measurement, ...]] = ("gate", "modes", "decode")
+Measurement = Literal["gate", "diff", "modes", "decode", "swap", "alternatives", "memory", "staging", "check"]
+ONCE: Final[tuple[Measurement, ...]] = ("gate", "diff", "modes", "decode")
 """Measured once, with a model of the size and the shape of the demo's."""
 EACH: Final[tuple[Measurement, ...]] = ("swap", "alternatives", "memory")
 """Measured with each size."""
@@ -107,6 +108,7 @@ class OnceResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What was measured once."""
 
     gate: GateRow | None = None
+    diff: DiffRow | None = None
     modes: ModesResult | None = None
     decode: DecodeRow | None = None
 
@@ -115,10 +117,13 @@ async def measure_once(
     wanted: Collection[Measurement], *, budget: Budget, turns: int, report: Report, settings: EmbeddedSettings
 ) -> OnceResult:
     """Measure what does not depend on the size of a model."""
-    gate = modes = decode = None
+    gate = diff = modes = decode = None
     if "gate" in wanted:
         report("the way in, without an engine")
         gate = await measure_gate(budget)
+    if "diff" in wanted:
+        report("modelswap diff, with manifests")
+        diff = await asyncio.to_thread(measure_diff, budget)
     if {"modes", "decode"} & set(wanted):
         report("making the model, or finding it in the cache")
         model = await asyncio.to_thread(ensure, SMALL, SMALL_LAYERS, whole=True)
@@ -127,7 +132,7 @@ async def measure_once(
             modes = await measure_modes(model, budget=budget, turns=turns, report=report, settings=roomy)
         if "decode" in wanted:
             decode = await measure_decode(model, budget=budget, turns=turns, report=report, settings=settings)
-    return OnceResult(gate=gate, modes=modes, decode=decode)
+    return OnceResult(gate=gate, diff=diff, modes=modes, decode=decode)
 
 
 async def measure(

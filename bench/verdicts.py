@@ -19,6 +19,7 @@ RELOAD_TO_WINDOW: Final = 1000.0
 RELOAD_BYTES: Final = 1.9e9
 STAGING: Final = 0.7
 CHECK: Final = 0.8
+DIFF_SECONDS: Final = 1.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -54,6 +55,13 @@ def verdicts(once: OnceResult, results: Sequence[ModelResult], found: Ratios) ->
             measured=f"{gate.total_microseconds:.1f} µs of processor time "
             f"({gate.admission_microseconds:.1f} gate and lock, {gate.registry_microseconds:.1f} registry)",
             met=gate.total_microseconds < WAY_IN_MICROSECONDS,
+        )
+    if (diff := once.diff) is not None:
+        yield Verdict(
+            what="modelswap diff of two checkpoints with manifests",
+            asked=f"< {DIFF_SECONDS:.0f} s at 4 GB",
+            measured=f"{diff.seconds:.2f} s at {diff.nbytes / 1e9:.1f} GB ({diff.tensors} tensors, start-up included)",
+            met=diff.seconds < DIFF_SECONDS,
         )
     yield from _windows(results, found)
     if found.staging_to_bound is not None:

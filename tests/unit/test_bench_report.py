@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.decode import DecodeRow
+from bench.diff import DiffRow
 from bench.gate import GateRow
 from bench.measure import AlternativesRow, ModelResult, OnceResult, SpeedRow, SwapRow
 from bench.models import SMALL, changeable, ensure, ensure_model, layers_for
@@ -128,13 +129,14 @@ def test_verdicts_say_what_was_asked_what_was_measured_and_whether_it_was_met() 
     gaps = GapsRow(tokens=10, median=0.03, late=0.05, longest=0.06)
     once = OnceResult(
         gate=GateRow(admission_microseconds=7.0, registry_microseconds=2.0, total_microseconds=9.0, turns=3, others=16),
+        diff=DiffRow(seconds=0.3, nbytes=4 * 10**9, tensors=240, turns=3),
         modes=ModesResult(nbytes=1, clients=2, modes=rows, overlapping=gaps, split=gaps),
         decode=DecodeRow(nbytes=1, turns=2, alone=40.0, while_staging=30.0, kept=0.75, staged_bytes_per_second=4e8),
     )
     large = result(2, row(12, 1000.0), row(64, 1000.0), alternatives=alternatives(diff=1, reload=1.5, restart=9))
     results = [result(1, row(12, 1000.0), row(64, 1000.0)), large]
     said = {verdict.what: verdict for verdict in verdicts(once, results, ratios(results))}
-    assert [verdict.met for verdict in said.values()] == [True, False, False, None, False, True, True, None]
+    assert [verdict.met for verdict in said.values()] == [True, False, False, None, False, True, True, True, None]
     window = said["full reload in place, by the commit window"]
     assert (window.asked, window.measured) == (">= 1000 × at 2 GB", "1500 × at 2.00 GB")
     assert "slope about 0; measured 1000 µs +0.0 µs for each GB" in said["commit window against model size"].line()

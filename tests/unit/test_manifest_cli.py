@@ -115,7 +115,7 @@ def test_diff_of_two_folders(folder: Path, tmp_path: Path) -> None:
     assert ["removed", "I64", "scalar", "0", "B", "c.bias"] in lines
     assert ["reshaped", "F32", "2", "->", "F16", "4", "8", "B", "b.weight"] in lines
     assert ["side", "file", "config.json"] in lines
-    assert result.stdout.endswith("4 of 4 tensors differ; 21 B of 21 B would travel\n")
+    assert result.stdout.endswith("4 of 4 tensors differ, in 3 groups of 21 B; 21 B of 21 B would travel\n")
 
 
 def test_diff_shows_long_names_whole(folder: Path, tmp_path: Path) -> None:

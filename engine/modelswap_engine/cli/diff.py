@@ -1,36 +1,33 @@
 """``modelswap diff A B``: what a swap from A to B would have to change. Works with the base install."""
 
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import msgspec
 import typer
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.diff import Diff
 from modelswap_engine.checkpoint.diff import diff as compare
-from modelswap_engine.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest
 from modelswap_engine.cli.manifest import Roots, load
 from modelswap_engine.cli.options import Format, Output
 from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceUnreadable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+
+class By(StrEnum):
+    """What a line of the table is."""
+
+    TENSOR = "tensor"
+    GROUP = "group"
+    LAYER = "layer"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer in JSON: names by kind of difference, and what would have to travel."""
-
-    from_digest: str
-    to_digest: str
-    changed: tuple[str, ...]
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    reshaped: tuple[str, ...]
-    retyped: tuple[str, ...]
-    side_files: tuple[str, ...]
-    changed_bytes: int
-    total_bytes: int
+PictureFile = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE", help="Draw a heat map of layers and kinds of tensor: .png or .html."),
+]
 
 
 def register(parent: typer.Typer) -> None:
@@ -43,16 +40,24 @@ def diff(
     target: Annotated[Path, typer.Argument(metavar="B", help="The same, for the wanted version.")],
     root: Roots = None,
     output: Format = Output.TEXT,
+    by: Annotated[By, typer.Option(help="What a line of the table is; JSON has all of them.")] = By.TENSOR,
+    picture: PictureFile = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when they differ.")] = False,
 ) -> None:
     """Show which tensors and side files differ between two checkpoints."""
+    from modelswap_engine.cli import difference
+
     old, new = _manifest(live, root), _manifest(target, root)
     found = compare(old, new)
-    report = _report(old, new, found)
+    if picture is not None:
+        difference.draw(picture, old, new, found, names=(_name(live), _name(target)))
     if output is Output.JSON:
-        typer.echo(msgspec.json.encode(report))
+        typer.echo(difference.as_json(old, new, found))
+    elif found.empty:
+        typer.echo(f"same content: {new.digest}")
     else:
-        _print(old, new, found, report)
+        for line in _lines(old, new, found, by):
+            typer.echo(line)
     if exit_code and not found.empty:
         raise typer.Exit(1)
 
@@ -68,52 +73,22 @@ def _manifest(path: Path, roots: list[Path] | None) -> Manifest:
         raise SourceUnreadable(f"{path}: {error.strerror}", advice="check the path") from None
 
 
-def _report(old: Manifest, new: Manifest, found: Diff) -> Report:
-    travel = {*found.changed, *found.added, *found.reshaped, *found.retyped}
-    return Report(
-        from_digest=old.digest,
-        to_digest=new.digest,
-        changed=found.changed,
-        added=found.added,
-        removed=found.removed,
-        reshaped=found.reshaped,
-        retyped=found.retyped,
-        side_files=found.side_changed,
-        changed_bytes=sum(new.by_name[name].nbytes for name in travel),
-        total_bytes=new.total_bytes,
-    )
+def _name(path: Path) -> str:
+    path = path.resolve()
+    return path.parent.name if path.name == MANIFEST_FILE else path.name
 
 
-def _print(old: Manifest, new: Manifest, found: Diff, report: Report) -> None:
-    from modelswap_engine.cli.render import size
+def _lines(old: Manifest, new: Manifest, found: Diff, by: By) -> Iterator[str]:
+    from modelswap_engine.cli import difference
 
-    if found.empty:
-        typer.echo(f"same content: {new.digest}")
-        return
+    table = {By.TENSOR: difference.by_tensor, By.GROUP: difference.by_group, By.LAYER: difference.by_layer}[by]
+    rows = list(table(old, new, found))
     # Lines, not a table that fits a terminal: names stay whole, for eyes and for grep.
-    rows = [("DIFFERENCE", "FORM", "BYTES", "NAME")]
-    for kind, name in _rows(found):
-        forms = dict.fromkeys(form for form in (_form(old, name), _form(new, name)) if form)
-        nbytes = new.by_name[name].nbytes if name in new.by_name else 0
-        rows.append((kind, " -> ".join(forms), size(nbytes), name))
-    rows += [("side file", "", "", name) for name in found.side_changed]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for kind, form, nbytes_text, name in rows:
-        typer.echo(f"{kind:<{widths[0]}}  {form:<{widths[1]}}  {nbytes_text:>{widths[2]}}  {name}")
-    count = sum(1 for _ in _rows(found))
-    typer.echo(
-        f"{count} of {len(old.by_name.keys() | new.by_name.keys())} tensors differ; "
-        f"{size(report.changed_bytes)} of {size(report.total_bytes)} would travel"
-    )
-
-
-def _rows(found: Diff) -> "Iterator[tuple[str, str]]":
-    form = {**dict.fromkeys(found.retyped, "retyped"), **dict.fromkeys(found.reshaped, "reshaped")}
-    for kind, names in (("changed", found.changed), ("added", found.added), ("removed", found.removed)):
-        yield from ((kind, name) for name in names)
-    yield from ((kind, name) for name, kind in sorted(form.items()))
-
-
-def _form(manifest: Manifest, name: str) -> str:
-    entry = manifest.by_name.get(name)
-    return f"{entry.dtype} {'x'.join(map(str, entry.shape)) or 'scalar'}" if entry is not None else ""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for *cells, name in rows:
+        aligned = [
+            f"{cell:>{width}}" if heading in difference.FIGURES else f"{cell:<{width}}"
+            for cell, width, heading in zip(cells, widths, rows[0], strict=False)
+        ]
+        yield "  ".join([*aligned, name])
+    yield difference.summary(old, new, found)

@@ -1,7 +1,5 @@
 """``modelswap manifest build|show|verify``: works with the base install, without torch and without an engine."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -12,8 +10,9 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import check_shipped, hash_contents
 from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
+from modelswap_engine.cli.files import write_whole
 from modelswap_engine.cli.options import Format, Output
-from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotFound, SourceUnreadable
+from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotFound
 
 app = typer.Typer(help="Write, show and check the manifest of a checkpoint folder.", no_args_is_help=True)
 
@@ -42,7 +41,7 @@ def build(folder: Folder, target: Target = None, root: Roots = None, form: Form 
         typer.echo(manifests.encode(manifest), nl=False)
         return
     path = target or folder / MANIFEST_FILE
-    _write(path, manifests.encode(manifest))
+    write_whole(path, manifests.encode(manifest))
     _summary(manifest, form, path=path)
 
 
@@ -135,20 +134,3 @@ def _summary(manifest: Manifest, form: Output, *, path: Path | None) -> None:
     typer.echo(f"side files    {', '.join(side.name for side in manifest.side_files) or '(none)'}")
     if path is not None:
         typer.echo(f"manifest      {path}")
-
-
-def _write(path: Path, data: bytes) -> None:
-    # Through a new file and a rename: a reader sees all of it or none, and a link at this name is not followed.
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".manifest.")
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                os.fchmod(stream.fileno(), 0o644)
-                stream.write(data)
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    except OSError as error:
-        raise SourceUnreadable(
-            f"{path}: cannot be written: {error.strerror}", advice="name another place with --output"
-        ) from None
