@@ -122,7 +122,7 @@ class FakeOpener:
         self.contents[uri], self.ranks[uri] = content, rank
         return uri
 
-    async def open_adapter(self, uri: str) -> FakeOpened:
+    async def open_adapter(self, uri: str, *, credentials: str = "") -> FakeOpened:
         if uri in self.hanging:
             await self.hanging[uri].wait()
         if uri in self.errors:

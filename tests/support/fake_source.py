@@ -2,12 +2,14 @@
 
 import asyncio
 import hashlib
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.canonical import side_file
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry, make_manifest
 from modelswap_engine.protocol.errors import ModelswapError, SourceChanged, SourceNotFound
+from modelswap_engine.sources.port import Travelled
 
 CONFIG = b'{"architectures": ["Tiny"], "hidden_size": 4, "eos_token_id": 2}'
 
@@ -50,6 +52,16 @@ class FakeResolved:
         self.uri = uri
         self.manifest = checkpoint.manifest()
         self.header_bytes = 100
+        self.credentials = ""
+
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int | None:
+        if self.uri in self._place.unfetchable:
+            raise self._place.unfetchable[self.uri]
+        if self.uri not in self._place.elsewhere:
+            return None
+        wanted = sorted(names)
+        self._place.obtained.append(wanted)
+        return sum(self.manifest.by_name[name].nbytes for name in wanted)
 
     def range_of(self, name: str) -> TensorRange:
         entry = self.manifest.by_name[name]
@@ -68,7 +80,7 @@ class FakeResolved:
         for name, data in self._checkpoint.side.items():
             (destination / name).write_bytes(data)
 
-    async def unchanged(self) -> None:
+    async def unchanged(self, *, suspected: bool = False) -> None:
         if self.uri in self._place.touched:
             raise SourceChanged(f"{self.uri} was overwritten while it was read")
 
@@ -80,6 +92,9 @@ class FakeSources:
         errors: raised instead of resolving.
         hanging: these never answer.
         touched: these say that they changed since they were resolved.
+        elsewhere: bytes of these travel; ``obtained`` is the names of each time that they did.
+        unfetchable: raised when their bytes are wanted.
+        retained: the versions that were last said to be in use.
     """
 
     def __init__(self) -> None:
@@ -88,8 +103,15 @@ class FakeSources:
         self.hanging: set[str] = set()
         self.touched: set[str] = set()
         self.resolved: list[str] = []
+        self.elsewhere: set[str] = set()
+        self.obtained: list[list[str]] = []
+        self.unfetchable: dict[str, ModelswapError] = {}
+        self.retained: set[str] = set()
 
-    async def resolve(self, uri: str) -> FakeResolved:
+    async def retain(self, digests: Collection[str]) -> None:
+        self.retained = set(digests)
+
+    async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> FakeResolved:
         self.resolved.append(uri)
         if uri in self.hanging:
             await asyncio.Event().wait()

@@ -9,7 +9,7 @@ import msgspec
 from modelswap_engine.checkpoint.canonical import architecture_of, side_file
 from modelswap_engine.checkpoint.crew import Progress
 from modelswap_engine.checkpoint.hashing import hash_tensors
-from modelswap_engine.checkpoint.layout import Contents, read_contents
+from modelswap_engine.checkpoint.layout import Contents, Read, read_contents
 from modelswap_engine.checkpoint.manifest import Manifest, SideFile, TensorEntry, make_manifest
 from modelswap_engine.protocol.errors import ManifestMismatch
 
@@ -65,8 +65,8 @@ def hash_contents(
     return make_manifest(tensors, side_entries(contents), architecture=architecture_of(contents.side_files))
 
 
-def side_entries(contents: Contents) -> dict[str, SideFile]:
-    """Return the manifest entries of a folder's side files.
+def side_entries(contents: Read) -> dict[str, SideFile]:
+    """Return the manifest entries of side files.
 
     Raises:
         InvalidCheckpoint: one of them is not valid JSON.
@@ -74,8 +74,8 @@ def side_entries(contents: Contents) -> dict[str, SideFile]:
     return {name: side_file(name, data) for name, data in contents.side_files.items()}
 
 
-def check_shipped(manifest: Manifest, contents: Contents, *, file: str) -> None:
-    """Hold a shipped manifest against the headers and side files beside it; only tensor hashes are taken on trust.
+def check_shipped(manifest: Manifest, contents: Read, *, file: str) -> None:
+    """Hold a shipped manifest against the headers and side files; only tensor hashes are taken on trust.
 
     Raises:
         ManifestMismatch: it describes another checkpoint; the message names the first difference.
@@ -84,8 +84,8 @@ def check_shipped(manifest: Manifest, contents: Contents, *, file: str) -> None:
     _compare_side_files(manifest, contents, file=file)
 
 
-def check_tensors(manifest: Manifest, contents: Contents, *, file: str) -> None:
-    """Hold the tensors of a manifest against the headers of a folder.
+def check_tensors(manifest: Manifest, contents: Read, *, file: str) -> None:
+    """Hold the tensors of a manifest against the headers.
 
     Raises:
         ManifestMismatch: another tensor, shape, dtype, size or place.
@@ -111,7 +111,7 @@ def _compare(listed: TensorEntry, found: TensorEntry, *, file: str) -> None:
             )
 
 
-def _compare_side_files(manifest: Manifest, contents: Contents, *, file: str) -> None:
+def _compare_side_files(manifest: Manifest, contents: Read, *, file: str) -> None:
     listed = {side.name: side for side in manifest.side_files}
     found = side_entries(contents)
     for name in sorted(listed.keys() | found.keys()):

@@ -6,7 +6,7 @@ L3 every file is a regular one inside the roots (``files.py``)
 L4 side files are those of ``canonical.SIDE_FILES``; other files are ignored
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,21 +25,25 @@ SINGLE_FILE: Final = "model.safetensors"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder as it was read.
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """What the headers and side files of a checkpoint say, wherever it lies.
 
-    ``tensors`` by name, hashes unknown. ``side_files`` name → bytes. ``shipped`` is the unread manifest of the folder,
-    when it was asked for. ``paths`` and ``stamps`` cover every file that was read; ``header_bytes`` counts what was
-    read of them.
+    ``tensors`` by name, hashes unknown. ``side_files`` name → bytes. ``shipped`` is the unread manifest beside them,
+    when it was asked for. ``header_bytes`` counts what was read.
     """
 
-    directory: Path
     tensors: dict[str, TensorEntry]
     side_files: dict[str, bytes]
     shipped: bytes | None = None
+    header_bytes: int
+
+
+class Contents(Read, frozen=True, kw_only=True):
+    """A folder as it was read. ``paths`` and ``stamps`` cover every file."""
+
+    directory: Path
     paths: dict[str, Path]
     stamps: dict[str, Stamp]
-    header_bytes: int
 
 
 class Reader:
@@ -135,18 +139,13 @@ def _list(directory: Path) -> frozenset[str]:
 
 
 def _tensors(names: frozenset[str], reader: Reader) -> dict[str, TensorEntry]:
-    if SINGLE_FILE in names and INDEX_FILE in names:
-        refuse(
-            f"it lies beside {SINGLE_FILE}: either of them could be the checkpoint",
-            file=INDEX_FILE,
-            advice="remove the one that is not meant",
-        )
+    one_layout(names)
     index = reader.whole(INDEX_FILE, limit=MAX_INDEX_BYTES) if INDEX_FILE in names else None
     if index is not None:
         return _sharded(index, reader)
     entries = reader.header(SINGLE_FILE) if SINGLE_FILE in names else None
     if entries is None:
-        raise _no_weights(names)
+        raise no_weights(names)
     return {entry.name: entry for entry in entries}
 
 
@@ -161,7 +160,22 @@ def _sharded(index: bytes, reader: Reader) -> dict[str, TensorEntry]:
     return join_shards(shards, weight_map)
 
 
-def _no_weights(names: frozenset[str]) -> UnsupportedFormat:
+def one_layout(names: Collection[str]) -> None:
+    """Refuse a folder that has both a single file and an index (rule L1).
+
+    Raises:
+        InvalidCheckpoint: it has.
+    """
+    if SINGLE_FILE in names and INDEX_FILE in names:
+        refuse(
+            f"it lies beside {SINGLE_FILE}: either of them could be the checkpoint",
+            file=INDEX_FILE,
+            advice="remove the one that is not meant",
+        )
+
+
+def no_weights(names: Collection[str]) -> UnsupportedFormat:
+    """Say what a folder without weights of ours holds instead (rule L2)."""
     safetensors = sorted(name for name in names if name.endswith(".safetensors"))
     if safetensors:
         return UnsupportedFormat(

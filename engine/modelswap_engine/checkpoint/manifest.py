@@ -6,7 +6,8 @@ that every save changes; it must depend on everything else. It is
     sha256 of canonical JSON ["modelswap.digest/1", [[name, dtype, shape, nbytes, sha256], ...], [[name, sha256], ...]]
 
 with tensors and side files sorted by name, and of each side file the hash of its canonical form (``canonical.py``).
-A manifest knows no folder: ``file`` and ``offset`` say where a tensor lies relative to the manifest.
+A manifest knows no folder: ``file`` and ``offset`` say where a tensor lies relative to the manifest, unless ``place``
+names another folder.
 """
 
 import hashlib
@@ -19,19 +20,28 @@ from typing import Final
 
 import msgspec
 
-from modelswap_engine.checkpoint.rules import check_file_name, check_tensor_name, expected_nbytes, is_hash, refuse
+from modelswap_engine.checkpoint.rules import (
+    check_file_name,
+    check_tensor_name,
+    expected_nbytes,
+    invisible,
+    is_hash,
+    refuse,
+)
 from modelswap_engine.protocol.errors import InvalidCheckpoint, ManifestMismatch
 
 MANIFEST_FILE: Final = "modelswap.manifest.json"
 FORMAT: Final = 1
 MAX_MANIFEST_BYTES: Final = 256 << 20
+MAX_PLACE_CHARACTERS: Final = 2048
 _DOMAIN: Final = "modelswap.digest/1"
 
 
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One tensor: ``nbytes`` bytes at the absolute ``offset`` of ``file``, hashing to ``sha256`` ("" = unknown).
 
-    ``dtype`` is the safetensors name, e.g. ``BF16``.
+    ``dtype`` is the safetensors name, e.g. ``BF16``. ``place`` is the URI of the folder that has the file, where it is
+    another one than the manifest's: a version may be published as what is new in it.
     """
 
     name: str
@@ -41,6 +51,7 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     offset: int
     sha256: str = ""
+    place: str = ""
 
 
 class SideFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -116,6 +127,35 @@ def make_manifest(
     )
 
 
+def based(whole: Manifest, part: Manifest, base: Manifest, *, place: str) -> Manifest:
+    """Return the manifest of a version that is published as what is new in it.
+
+    Args:
+        whole: the version.
+        part: of the folder that holds what the base does not.
+        base: another version; a tensor of the same content lies where it does.
+        place: URI of the base's folder.
+
+    Raises:
+        ManifestMismatch: a tensor of the version is in neither.
+    """
+    there = {
+        (entry.dtype, entry.shape, entry.sha256): entry if entry.place else msgspec.structs.replace(entry, place=place)
+        for entry in base.tensors
+    }
+    there |= {(entry.dtype, entry.shape, entry.sha256): entry for entry in part.tensors}
+    tensors = {}
+    for entry in whole.tensors:
+        found = there.get((entry.dtype, entry.shape, entry.sha256))
+        if found is None:
+            raise ManifestMismatch(
+                f"tensor {entry.name!r} is neither new nor in the base", advice="publish the version without a base"
+            )
+        tensors[entry.name] = msgspec.structs.replace(found, name=entry.name)
+    side_files = {side.name: side for side in whole.side_files}
+    return make_manifest(tensors, side_files, architecture=whole.architecture)
+
+
 def encode(manifest: Manifest) -> bytes:
     """Return the canonical bytes of ``modelswap.manifest.json``; equal manifests give equal bytes."""
     document = _Document(
@@ -171,6 +211,8 @@ def _parse(data: bytes, *, file: str) -> _Document:
 def _check_tensor(entry: TensorEntry, *, file: str) -> None:
     check_tensor_name(entry.name, file=file)
     check_file_name(entry.file, file=file)
+    if len(entry.place) > MAX_PLACE_CHARACTERS or invisible(entry.place):
+        refuse("its place is not a URI", file=file, tensor=entry.name)
     expected = expected_nbytes(entry.dtype, entry.shape, file=file, tensor=entry.name)
     if entry.nbytes != expected:
         refuse(f"{entry.nbytes} bytes stated, {expected} by dtype and shape", file=file, tensor=entry.name)

@@ -1,6 +1,7 @@
 """Options of every serving command, each declared once; nothing of what they start."""
 
 import os
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +29,9 @@ class Logs(StrEnum):
 
 ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - pods are reached by their address
 
-_LISTS: Final = frozenset({"allow_root", "allowed_subject", "weight_loader", "weight_peer", "export_root"})
+_LISTS: Final = frozenset(
+    {"allow_root", "allow_source", "claim", "allowed_subject", "weight_loader", "weight_peer", "export_root"}
+)
 
 ServedModelName: TypeAlias = Annotated[str, typer.Option(help="Model name in the API; default: the folder's name.")]
 Version: TypeAlias = Annotated[str, typer.Option(help="Label of the version in --model.")]
@@ -44,6 +47,22 @@ StateDir: TypeAlias = Annotated[
 ]
 AllowRoot: TypeAlias = Annotated[
     list[Path] | None, typer.Option(help="Folder versions may come from, besides --model.")
+]
+AllowSource: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="Prefix that versions may be fetched from, such as s3://bucket/models (repeatable)."),
+]
+CredentialsDir: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Folder with one sub-folder of mounted credentials for each name.")
+]
+Claim: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="Mounted claim for pvc:// URIs, as NAME=PATH (repeatable).")
+]
+StoreDir: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Content store of fetched tensors. Default: store in the state folder.")
+]
+StoreSize: TypeAlias = Annotated[
+    str, typer.Option(help="What the content store may take, such as 20Gi, less 5 %. Default: what the disk gives.")
 ]
 AssignmentDir: TypeAlias = Annotated[Path | None, typer.Option(help="Where the slot's assignment is mounted.")]
 AuthOption: TypeAlias = Annotated[Auth | None, typer.Option(help="How callers of the control port prove who they are.")]
@@ -94,8 +113,29 @@ def settled(options: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name in _LISTS & found.keys():
         found[name] = found[name] or ()
+    found["claim"] = tuple(_claim(item) for item in found["claim"])
+    found["store_bytes"] = _quantity(found.pop("store_size"))
     found["state_dir"] = found["state_dir"] or _default_state_dir(found["control_port"])
     return found
+
+
+def _claim(item: str) -> tuple[str, Path]:
+    name, _, path = item.partition("=")
+    if not name or not path.startswith("/"):
+        raise BadRequest(f"--claim {item}: not of the form NAME=/PATH", advice="pass the claim's name and its mount")
+    return name, Path(path)
+
+
+def _quantity(text: str) -> int:
+    """Return bytes of a Kubernetes quantity, less what a file system needs of them; 0 for none."""
+    match = re.fullmatch(r"(\d+)([kKMGTPE]?i?)", text)
+    if text and match is None:
+        raise BadRequest(f"--store-size {text}: not a size", advice="write it like 20Gi or 50G")
+    if match is None:
+        return 0
+    unit = "KMGTPE".find(match[2][:1].upper()) + 1 if match[2] else 0
+    scale: int = (1024 if match[2].endswith("i") else 1000) ** unit
+    return int(match[1]) * scale * 95 // 100
 
 
 def needs(command: str, error: ModuleNotFoundError, *, extra: str = "engine") -> BadRequest:

@@ -31,8 +31,6 @@ from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError, NotReady
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.telemetry import export
-from modelswap_engine.sources.file import FileSource
-from modelswap_engine.sources.registry import Sources
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.growth import GrowthLimits
@@ -57,6 +55,11 @@ class HostSettings:
     control_tls_key: Path | None
     state_dir: Path
     allow_root: tuple[Path, ...]
+    allow_source: tuple[str, ...]
+    credentials_dir: Path | None
+    claim: tuple[tuple[str, Path], ...]
+    store_dir: Path | None
+    store_bytes: int
     assignment_dir: Path | None
     auth: Auth | None
     token_file: Path | None
@@ -104,12 +107,6 @@ def checkpoint_folder(settings: HostSettings) -> Path:
     if not model.is_dir():
         raise BadRequest(f"--model {settings.model}: no such folder", advice="pass the folder of a checkpoint")
     return model
-
-
-def sources_of(settings: HostSettings, *, model: Path) -> Sources:
-    """Return where versions may come from."""
-    roots = [model, *(root.resolve() for root in settings.allow_root)]
-    return Sources({"file": FileSource(roots=roots, cache=settings.state_dir.resolve() / "manifests")})
 
 
 def swap_settings(settings: HostSettings, *, served_name: str, **more: Any) -> SwapSettings:

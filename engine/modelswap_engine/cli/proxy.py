@@ -19,6 +19,7 @@ from modelswap_engine.cli import hosting
 from modelswap_engine.cli.engines import Driven, Place, driven
 from modelswap_engine.cli.hosting import HostSettings
 from modelswap_engine.cli.proxying import Engine, EngineRestart, Route
+from modelswap_engine.cli.sources import sources_of
 from modelswap_engine.http.app import control_app, proxy_app
 from modelswap_engine.http.engine import EngineCase, EngineRoutes
 from modelswap_engine.http.metrics import Metrics
@@ -137,7 +138,7 @@ async def _serve(settings: ProxySettings) -> None:
 def _sidecar(settings: ProxySettings, place: Place, *, model: Path) -> _Sidecar:
     restart, flights, clock = RestartWish(), Flights(), SystemClock()
     backend, host = driven(settings.backend, settings.route, place, requests=flights, restart=restart)
-    served_name, sources = settings.served_model_name or model.name, hosting.sources_of(settings, model=model)
+    served_name, sources = settings.served_model_name or model.name, sources_of(settings, model=model)
     lora = LoraSettings(
         host_bytes=settings.lora_host_mib * MIB, served_model_name=served_name, pod_uid=settings.pod_uid
     )

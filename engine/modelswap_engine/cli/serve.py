@@ -7,6 +7,7 @@ from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import CommitMethod, Device, EmbeddedSettings
 from modelswap_engine.cli import hosting
 from modelswap_engine.cli.hosting import HostSettings
+from modelswap_engine.cli.sources import sources_of
 from modelswap_engine.http.app import control_app, data_app
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataSettings
@@ -61,7 +62,7 @@ async def _serve(settings: ServeSettings) -> None:
     authenticator = await hosting.authenticator(settings)
     backend = EmbeddedBackend(_engine(settings))
     resources = VersionResources()
-    clock, sources = SystemClock(), hosting.sources_of(settings, model=model)
+    clock, sources = SystemClock(), sources_of(settings, model=model)
     adapters = AdapterDesk(host=backend, opener=sources, clock=clock, settings=_lora(settings, served_name=served_name))
     coordinator = _coordinator(
         settings,

@@ -23,7 +23,7 @@ Reader = Callable[[AdapterSource, str], Coroutine[Any, Any, "Read"]]
 class Opener(Protocol):
     """Whatever finds adapters by URI."""
 
-    async def open_adapter(self, uri: str) -> OpenedAdapter:
+    async def open_adapter(self, uri: str, *, credentials: str = "") -> OpenedAdapter:
         """Find the adapter at a URI; see :class:`sources.port.Source`."""
 
 

@@ -7,11 +7,12 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     ├── Refused            the version cannot be served here; nothing was touched        422
     │   ├── InvalidCheckpoint, ManifestMismatch, DigestMismatch, IncompatibleModel,
     │   │   IncompatibleAdapter, UnsupportedAdapter, AdapterLimit,
-    │   │   UnsupportedFormat, SourceNotAllowed, PeerNotAllowed, UnsupportedScheme, SourceNotFound,
+    │   │   UnsupportedFormat, SourceNotAllowed, CredentialsNotMounted, PeerNotAllowed, UnsupportedScheme,
+    │   │   SourceNotFound,
     │   │   InsufficientMemory, InsufficientDisk, UnsupportedChange, Unverifiable, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
-    │   ├── SourceUnreadable, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable, PeerFailed,
-    │   │   SlotsBusy, DrainTimeout, HoldEnded, Cancelled
+    │   ├── SourceUnreadable, SourceDenied, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable,
+    │   │   PeerFailed, SlotsBusy, DrainTimeout, HoldEnded, Cancelled
     ├── Fenced             the caller is not (or no longer) entitled                     4xx
     │   ├── WrongPod (421), ForeignOwner, StaleRevision, WeightsManaged (409), StateMoved (412)
     ├── Denied             Unauthenticated (401), Forbidden (403)
@@ -148,6 +149,12 @@ class SourceNotAllowed(Refused):
     code = "SourceNotAllowed"
 
 
+class CredentialsNotMounted(Refused):
+    """The source names credentials that the engine's pod does not have; a pod cannot get new mounts while it runs."""
+
+    code = "CredentialsNotMounted"
+
+
 class PeerNotAllowed(Refused):
     """Outside the networks that this engine may exchange weights with."""
 
@@ -205,6 +212,12 @@ class SourceUnreadable(Unavailable):
     """The source failed while it was read."""
 
     code = "SourceUnreadable"
+
+
+class SourceDenied(Unavailable):
+    """The source does not take the credentials, or not any more; new ones may be mounted while the engine runs."""
+
+    code = "SourceDenied"
 
 
 class SourceChanged(Unavailable):

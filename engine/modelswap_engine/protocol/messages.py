@@ -36,11 +36,15 @@ class Fence(Message, frozen=True, kw_only=True):
 
 
 class VersionRef(Message, frozen=True, kw_only=True):
-    """A version: a label for people, a digest for identity, a place to fetch it from."""
+    """A version: a label for people, a digest for identity, a place to fetch it from.
+
+    ``credentials`` names those, mounted in the pod, that the place is asked with; "" takes the pod's own identity.
+    """
 
     version: str = ""
     uri: str = ""
     digest: str = ""
+    credentials: str = ""
 
 
 class PlanRequest(Message, frozen=True, kw_only=True):

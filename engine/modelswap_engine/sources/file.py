@@ -1,4 +1,4 @@
-"""``file:///…``: checkpoints on a mounted volume, under allowed roots only.
+"""``file:///…`` and ``pvc://CLAIM/…``: checkpoints on a mounted volume, under allowed roots only.
 
 All links are resolved before anything is compared with the roots, and nothing outside them is opened. The manifest is
 the shipped one, held against the headers, or is computed (and kept in the cache). Every read happens in a thread.
@@ -7,9 +7,10 @@ the shipped one, held against the headers, or is computed (and kept in the cache
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Final, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from modelswap_engine.checkpoint import build
@@ -19,10 +20,18 @@ from modelswap_engine.checkpoint.files import contained
 from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.checkpoint.rules import invisible, shown
-from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotAllowed, SourceNotFound, SourceUnreadable
+from modelswap_engine.protocol.errors import (
+    ManifestMismatch,
+    SourceNotAllowed,
+    SourceNotFound,
+    SourceUnreadable,
+    UnsupportedFormat,
+)
 from modelswap_engine.sources.adapter import LocalAdapter, open_adapter
 from modelswap_engine.sources.cache import ManifestCache
 from modelswap_engine.sources.local import LocalCheckpoint
+
+NO_CLAIMS: Final[Mapping[str, Path]] = MappingProxyType({})
 
 
 class FileSource:
@@ -30,27 +39,28 @@ class FileSource:
 
     Args:
         roots: folders that checkpoints, and the links in them, may lie in.
+        claims: where persistent volume claims are mounted, by name; each is a root.
         cache: folder for computed manifests; None keeps none.
         progress: told (bytes done, bytes in all) while a manifest is computed, from another thread.
         clock_ns: wall clock in nanoseconds.
     """
-
-    scheme = "file"
 
     def __init__(
         self,
         *,
         roots: Sequence[Path],
         cache: Path | None,
+        claims: Mapping[str, Path] = NO_CLAIMS,
         progress: Progress | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._roots = tuple(roots)
+        self._roots = (*roots, *claims.values())
+        self._claims = dict(claims)
         self._cache = ManifestCache(cache) if cache is not None else None
         self._progress = progress
         self._clock_ns = clock_ns
 
-    async def resolve(self, uri: str) -> LocalCheckpoint:
+    async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> LocalCheckpoint:
         """Find, read and validate the checkpoint at a URI; see :class:`sources.port.Source`."""
         stop = threading.Event()
         try:
@@ -66,6 +76,7 @@ class FileSource:
         contents = read_contents(directory, roots=roots, shipped=True)
         if contents.shipped is not None:
             manifest = manifests.decode(contents.shipped)
+            _refuse_elsewhere(manifest, uri)
             build.check_shipped(manifest, contents, file=MANIFEST_FILE)
             return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
         kept = self._cached(contents)
@@ -76,9 +87,12 @@ class FileSource:
             self._cache.put(directory, contents.stamps, manifest, read_at_ns=read_at_ns)
         return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
 
-    async def open_adapter(self, uri: str) -> LocalAdapter:
+    async def open_adapter(self, uri: str, *, credentials: str = "") -> LocalAdapter:
         """Find the LoRA adapter at a URI; see :class:`sources.port.Source`."""
         return await asyncio.to_thread(self._open_adapter, uri)
+
+    async def retain(self, digests: Collection[str]) -> None:
+        """It keeps nothing but manifests."""
 
     def _open_adapter(self, uri: str) -> LocalAdapter:
         roots = tuple(root.resolve() for root in self._roots)
@@ -94,8 +108,22 @@ class FileSource:
             return None
         return kept
 
+    def _path(self, uri: str) -> Path:
+        scheme, _, rest = uri.partition("://")
+        if scheme.lower() != "pvc":
+            return path_of(uri)
+        claim, _, path = rest.partition("/")
+        if claim not in self._claims:
+            raise SourceNotAllowed(
+                f"the claim {shown(claim, 100)!r} is not mounted in this pod",
+                advice=f"mounted: {', '.join(sorted(self._claims)) or 'none'}; a pod cannot get new mounts: name it "
+                "in the engine chart (sources.claims) and roll the pods",
+                details={"claim": claim[:100]},
+            )
+        return self._claims[claim] / path_of(f"file:///{path}").relative_to("/")
+
     def _directory(self, uri: str, roots: Sequence[Path]) -> Path:
-        path = path_of(uri)
+        path = self._path(uri)
         try:
             directory = path.resolve()
         except (RuntimeError, OSError):
@@ -115,6 +143,17 @@ class FileSource:
         if not found:
             raise SourceNotFound(f"{shown(uri, 200)}: nothing is there", advice="check the path and the mounted volume")
         return directory
+
+
+def _refuse_elsewhere(manifest: Manifest, uri: str) -> None:
+    elsewhere = next((entry for entry in manifest.tensors if entry.place), None)
+    if elsewhere is not None:
+        raise UnsupportedFormat(
+            f"{shown(uri, 200)}: tensor {elsewhere.name!r} lies in {shown(elsewhere.place, 200)}: it was published as "
+            "what is new in it, and a mounted folder must hold all of it",
+            advice="name the version where it was published, or publish it whole (without --base)",
+            details={"tensor": elsewhere.name},
+        )
 
 
 def path_of(uri: str) -> Path:

@@ -3,17 +3,17 @@
 import asyncio
 import hashlib
 import os
-import shutil
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.checkpoint.canonical import side_file
 from modelswap_engine.checkpoint.files import stamp_of
 from modelswap_engine.checkpoint.layout import Contents
-from modelswap_engine.checkpoint.manifest import Manifest, SideFile
-from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceChanged, SourceUnreadable
+from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
+from modelswap_engine.sources import side_files
+from modelswap_engine.sources.port import Travelled
 
 _ADVICE: Final = "write new versions to a new folder instead of overwriting one"
 
@@ -36,6 +36,11 @@ class LocalCheckpoint:
         return self._uri
 
     @property
+    def credentials(self) -> str:
+        """A mounted folder needs none."""
+        return ""
+
+    @property
     def manifest(self) -> Manifest:
         """The whole manifest."""
         return self._manifest
@@ -44,6 +49,9 @@ class LocalCheckpoint:
     def header_bytes(self) -> int:
         """Bytes read for headers, index, shipped manifest and side files."""
         return self._contents.header_bytes
+
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> None:
+        """They lie here."""
 
     def range_of(self, name: str) -> TensorRange:
         """Say where the bytes of a tensor are."""
@@ -62,21 +70,12 @@ class LocalCheckpoint:
         """Make ``destination`` a read-only folder with exactly the manifest's side files."""
         await asyncio.to_thread(self._copy_side_files, destination)
 
-    async def unchanged(self) -> None:
+    async def unchanged(self, *, suspected: bool = False) -> None:
         """Check that no file was touched since it was resolved."""
         await asyncio.to_thread(self._unchanged)
 
     def _copy_side_files(self, destination: Path) -> None:
-        side_files = self._verified()
-        try:
-            if destination.is_dir() and _holds(destination, self._manifest):
-                return
-            _materialise(destination, side_files)
-        except OSError as error:
-            raise SourceUnreadable(
-                f"{destination}: cannot write the side files: {error.strerror or error}",
-                advice="check that the state directory is writable and has space",
-            ) from None
+        side_files.materialise(destination, self._manifest, self._verified())
 
     def _verified(self) -> dict[str, bytes]:
         found = self._contents.side_files
@@ -98,51 +97,3 @@ class LocalCheckpoint:
                 raise SourceChanged(
                     f"{self._uri}: {name} was {what} after it was resolved", advice=_ADVICE, details={"file": name}
                 )
-
-
-def _holds(directory: Path, manifest: Manifest) -> bool:
-    # By meaning: another save of the same version has the same digest and must not disturb who uses the folder.
-    if {entry.name for entry in directory.iterdir()} != {side.name for side in manifest.side_files}:
-        return False
-    return all(_same(side, (directory / side.name).read_bytes()) for side in manifest.side_files)
-
-
-def _same(side: SideFile, data: bytes) -> bool:
-    if hashlib.sha256(data).hexdigest() == side.sha256:
-        return True
-    try:
-        return side_file(side.name, data).canonical_sha256 == side.canonical_sha256
-    except InvalidCheckpoint:
-        return False
-
-
-def _materialise(destination: Path, side_files: dict[str, bytes]) -> None:
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-    try:
-        for name, data in side_files.items():
-            _write(temporary / name, data)
-        temporary.chmod(0o755)
-        if destination.exists():  # left by somebody else, and wrong
-            shutil.rmtree(destination)
-        temporary.rename(destination)
-        _sync(destination.parent)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-        os.fchmod(stream.fileno(), 0o444)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,15 +1,19 @@
 """The port of all sources: a URI goes in, a manifest and the place of each tensor's bytes come out.
 
-The coordinator knows these two Protocols and no file system. A source hands out nothing that it has not validated,
-and promises no more than it can keep: bytes may still change under it, which is why every range carries its hash.
+The coordinator knows these Protocols and neither file systems nor networks. A source hands out nothing that it has not
+validated, and promises no more than it can keep: bytes may still change under it, which is why every range carries its
+hash.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
+
+Travelled = Callable[[int], None]
+"""Called on the event loop with the bytes of tensors that have come from the source so far."""
 
 
 class Resolved(Protocol):
@@ -20,6 +24,10 @@ class Resolved(Protocol):
         """The URI that was asked for."""
 
     @property
+    def credentials(self) -> str:
+        """Name of the credentials that it was asked for with."""
+
+    @property
     def manifest(self) -> Manifest:
         """The whole manifest; the hash of every tensor is known."""
 
@@ -27,8 +35,22 @@ class Resolved(Protocol):
     def header_bytes(self) -> int:
         """Bytes read for headers, index, shipped manifest and side files; tensor bytes do not count."""
 
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int | None:
+        """Bring the bytes of tensors to where :meth:`range_of` says they are.
+
+        Returns how many bytes came from the source for it; None where bytes are read at the source itself.
+
+        Raises:
+            ManifestMismatch: what came, twice, does not hash to what the manifest says.
+            SourceChanged: the source is not the one that was resolved any more.
+            SourceUnreadable, SourceDenied, InsufficientDisk: not now.
+        """
+
     def range_of(self, name: str) -> TensorRange:
-        """Say where the bytes of a tensor of the manifest are; an unknown name is a ``KeyError``."""
+        """Say where the bytes of a tensor of the manifest are, once they were obtained.
+
+        An unknown name is a ``KeyError``.
+        """
 
     async def copy_side_files(self, destination: Path) -> None:
         """Make ``destination`` a folder with exactly the manifest's side files, verified by hash.
@@ -40,11 +62,14 @@ class Resolved(Protocol):
             SourceUnreadable: reading or writing failed.
         """
 
-    async def unchanged(self) -> None:
-        """Check that no file of the checkpoint was touched since it was resolved.
+    async def unchanged(self, *, suspected: bool = False) -> None:
+        """Check that no bytes of the checkpoint were touched since it was resolved.
+
+        Args:
+            suspected: bytes were read that are not those of the manifest.
 
         Raises:
-            SourceChanged: a file was replaced, rewritten or removed.
+            SourceChanged: a file was replaced, rewritten, removed or damaged; resolving it again may help.
         """
 
 
@@ -60,7 +85,7 @@ class OpenedAdapter(Protocol):
         """Its tensors by name, hashes unknown."""
 
     async def hash(self) -> dict[str, str]:
-        """Return name → sha256 of the bytes of every tensor.
+        """Return name → sha256 of the bytes of every tensor, which are then where :meth:`range_of` says.
 
         Raises:
             SourceChanged, SourceUnreadable: not now.
@@ -73,20 +98,28 @@ class OpenedAdapter(Protocol):
 class Source(Protocol):
     """One kind of place."""
 
-    scheme: str
-
-    async def resolve(self, uri: str) -> Resolved:
+    async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> Resolved:
         """Find and validate the checkpoint at a URI.
+
+        Args:
+            uri: of a scheme that the source knows.
+            digest: what it is known to be, or "": a source that has it need not ask; one that finds another says so
+                by what it returns.
+            credentials: name of mounted credentials; "" takes what the process has of itself.
 
         Raises:
             SourceNotAllowed, SourceNotFound, UnsupportedFormat, InvalidCheckpoint, ManifestMismatch: refused.
-            SourceUnreadable, SourceChanged: not now.
+            CredentialsNotMounted, InsufficientDisk: refused.
+            SourceUnreadable, SourceDenied, SourceChanged: not now.
         """
 
-    async def open_adapter(self, uri: str) -> OpenedAdapter:
+    async def open_adapter(self, uri: str, *, credentials: str = "") -> OpenedAdapter:
         """Find the LoRA adapter at a URI and read its header.
 
         Raises:
             SourceNotAllowed, SourceNotFound, UnsupportedFormat, InvalidCheckpoint: refused.
             SourceUnreadable, SourceChanged: not now.
         """
+
+    async def retain(self, digests: Collection[str]) -> None:
+        """Say which versions are in use; what is kept of others may go."""

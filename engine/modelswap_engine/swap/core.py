@@ -6,7 +6,7 @@ of the state's entity tag.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -17,10 +17,9 @@ from modelswap_engine.backends.port import Backend
 from modelswap_engine.limits import Memory, MemoryProbe
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import AuditState, CheckState, MemoryState
-from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, SourceNotFound, Unavailable
+from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, Unavailable
 from modelswap_engine.protocol.messages import Coordinates, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
-from modelswap_engine.protocol.updates import RECEIVED
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap import machine
 from modelswap_engine.swap.clock import Clock, Offload, within
@@ -42,10 +41,13 @@ log: Final = logging.getLogger("modelswap.swap")
 
 
 class Resolver(Protocol):
-    """Whatever finds checkpoints by URI."""
+    """Whatever finds checkpoints by URI; see :class:`sources.port.Source`."""
 
-    async def resolve(self, uri: str) -> Resolved:
-        """Find and validate the checkpoint at a URI; see :class:`sources.port.Source`."""
+    async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> Resolved:
+        """Find and validate the checkpoint at a URI."""
+
+    async def retain(self, digests: Collection[str]) -> None:
+        """Say which versions are in use."""
 
 
 _DRIFT_HOLD: Final = "drift"
@@ -256,30 +258,6 @@ class Core:
                 log.error("what happened is not in the journal yet: %s", failure.message)
             self._owed += records
 
-    async def resolve(self, uri: str, *, unless: asyncio.Future[None] | None = None) -> Resolved:
-        """Resolve a URI within its bound; a version that was sent is where its update put it."""
-        if uri.startswith(RECEIVED):
-            return self.find_received(uri)
-        seconds = self.settings.resolve_seconds
-        work = self.sources.resolve(uri)
-        resolved: Resolved = await self.bounded(f"the source of {uri}", work, seconds, unless=unless)
-        return resolved
-
-    def find_received(self, uri: str) -> Resolved:
-        """Return a version that was sent to this engine.
-
-        Raises:
-            SourceNotFound: it is not here any more.
-        """
-        known = [held.resolved for held in (self.live, self.previous) if held is not None]
-        found = next((item for item in [self.received, *known] if item is not None and item.uri == uri), None)
-        if found is None:
-            raise SourceNotFound(
-                f"{uri[:200]!r} was sent to the engine and is not in its memory any more",
-                advice="send the weights again, or swap to a version at a source",
-            )
-        return found
-
     async def bounded(
         self, what: str, work: Coroutine[Any, Any, Any], seconds: float, *, unless: asyncio.Future[None] | None = None
     ) -> Any:
@@ -389,7 +367,9 @@ class Core:
         for digest in set(digests) - self.held():
             for listener in self.listeners:
                 listener.discard(digest)
-        await self.store.prune(self.held())
+        held = self.held()
+        await self.store.prune(held)
+        await self.sources.retain(held | self.store.pinned())
 
     def serves(self, digest: str) -> bool:
         """Say whether a request that was let in to this version can be handed to the engine."""

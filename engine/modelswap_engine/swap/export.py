@@ -39,6 +39,7 @@ from modelswap_engine.protocol.transfers import (
     SendResult,
 )
 from modelswap_engine.sources.file import path_of
+from modelswap_engine.swap import sourcing
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.exchange import Exchange
 from modelswap_engine.swap.peers import Peers
@@ -155,6 +156,8 @@ class Export:
             raise SourceNotAllowed(f"{request.uri[:200]!r}: {error}", advice="name a folder that can be made") from None
         async with self._reading() as (version, interrupted):
             parts = saving.shards(version.manifest, shard_bytes=request.shard_bytes)
+            unread = [entry.name for entry in version.manifest.tensors if entry.name not in self._read()]
+            await sourcing.obtain(core, version.resolved, unread, unless=interrupted)
             draft = await self._draft(destination)
             try:
                 for part in parts:
@@ -211,10 +214,13 @@ class Export:
             raise _not_taken(destination, error) from None
         return draft
 
+    def _read(self) -> frozenset[str]:
+        """Names of the checkpoint's tensors that the engine has in its memory."""
+        return frozenset(member for group in self._core.engine.groups() for member in group)
+
     def _range(self, version: Version, name: str) -> TensorRange:
         """What is read by the engine comes from its memory, the rest of the checkpoint from its files."""
-        read = {member for group in self._core.engine.groups() for member in group}
-        if name not in read:
+        if name not in self._read():
             return version.resolved.range_of(name)
         entry = version.manifest.by_name[name]
         return TensorRange(
@@ -227,7 +233,7 @@ class Export:
         if version.lasts:
             return True
         try:
-            resolved = await core.resolve(uri)
+            resolved = await sourcing.resolve(core, VersionRef(uri=uri))
         except ModelswapError:
             return False  # it may be written there, but not read
         if core.live is not version or resolved.manifest.digest != version.digest:

@@ -15,6 +15,7 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Resolved
+from modelswap_engine.swap import sourcing
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.room import more_room
 from modelswap_engine.swap.settings import MIB
@@ -28,7 +29,7 @@ async def find(core: Core, ref: VersionRef, *, unless: asyncio.Future[None] | No
         DigestMismatch: the source holds something else than the digest says.
         ModelswapError: of the source.
     """
-    resolved = await core.resolve(ref.uri, unless=unless)
+    resolved = await sourcing.resolve(core, ref, unless=unless)
     digest = resolved.manifest.digest
     if ref.digest and ref.digest != digest:
         raise DigestMismatch(
@@ -110,12 +111,13 @@ async def _load(
 ) -> Version:
     with core.store.pin(resolved.manifest.digest):
         version = await prepare(core, resolved, label=label)
+        await sourcing.obtain(core, resolved, [entry.name for entry in resolved.manifest.tensors], unless=unless)
         order = _order(resolved, version, operation_id=operation_id, keep_proven=keep_proven)
         try:
             kept = await core.engine.load(order, unless=unless)
         except (ManifestMismatch, InvalidCheckpoint):
             # Overwritten under the reader is not a bad version.
-            await core.bounded("the source", resolved.unchanged(), core.settings.resolve_seconds)
+            await core.bounded("the source", resolved.unchanged(suspected=True), core.settings.resolve_seconds)
             raise
         if not kept:
             await core.companion.restore(version.digest)

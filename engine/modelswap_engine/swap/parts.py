@@ -17,7 +17,9 @@ from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.checkpoint.rules import check_tensor_name, expected_nbytes, is_hash
 from modelswap_engine.protocol.engine_state import UpdateState
 from modelswap_engine.protocol.errors import BadRequest
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.updates import BroadcastPart, DiskPart, SharedPart, SharedTensor
+from modelswap_engine.swap import sourcing
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.exchange import Exchange
 from modelswap_engine.swap.export import sent_names
@@ -55,7 +57,7 @@ class Parts:
         """
         core = self._core
         async with self._updates.turn(update_id, part.owner) as update:
-            resolved = await core.resolve(part.uri, unless=update.gone)
+            resolved = await sourcing.resolve(core, VersionRef(uri=part.uri), unless=update.gone)
             if not part.names:
                 label = part.uri.rstrip("/").rpartition("/")[2]
                 work = core.store.materialise(resolved, label=label)
@@ -72,6 +74,7 @@ class Parts:
                     )
                 for entry in entries:
                     check_fit(update.manifest, entry.name, entry.dtype, entry.shape)
+                await sourcing.obtain(core, resolved, [entry.name for entry in entries], unless=update.gone)
                 ranges = [resolved.range_of(entry.name) for entry in entries]
                 update.take_files(ranges, part=resolved, source="disk")
             return update.state(core.clock.monotonic())

@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from modelswap_engine.protocol.errors import NotReady
 from modelswap_engine.protocol.messages import PlanRequest, VersionRef
+from modelswap_engine.swap import sourcing
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.plan import Decision, Situation, decide
 from modelswap_engine.swap.received import Received
@@ -35,7 +38,7 @@ async def assess(
     if core.live is None:
         raise NotReady("no version is live in this engine yet, so there is nothing to compare with", advice="try later")
     known = _known(core, request.target)
-    resolved = known.resolved if known is not None else await core.resolve(request.target.uri, unless=unless)
+    resolved = known.resolved if known is not None else await sourcing.resolve(core, request.target, unless=unless)
     with core.store.pin(resolved.manifest.digest):
         version = known or await core.bounded(
             "copying side files",
@@ -56,7 +59,7 @@ def _known(core: Core, target: VersionRef) -> Version | None:
     """
     for held in (core.live, core.previous):
         if held is not None and held.digest == target.digest and target.uri in ("", held.ref.uri):
-            ref = VersionRef(version=target.version or held.ref.version, uri=held.ref.uri, digest=held.digest)
+            ref = msgspec.structs.replace(held.ref, version=target.version or held.ref.version)
             return Version(ref=ref, resolved=held.resolved, directory=held.directory)
     return None
 

@@ -4,7 +4,7 @@ It looks like any resolved checkpoint, so that planning, staging, commit and rol
 is a place: after the engine has lost it, only the version at the root can be loaded again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.manifest import Manifest, make_manifest
 from modelswap_engine.protocol.errors import SourceUnreadable
 from modelswap_engine.protocol.messages import VersionRef
-from modelswap_engine.sources.port import Resolved
+from modelswap_engine.sources.port import Resolved, Travelled
 from modelswap_engine.swap.clock import Offload
 from modelswap_engine.swap.folders import copy_folder
 
@@ -34,6 +34,7 @@ class Received:
     """
 
     header_bytes = 0
+    credentials = ""
 
     def __init__(
         self,
@@ -58,6 +59,12 @@ class Received:
         self._parts = tuple(parts)
         self._offload = offload
 
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int | None:
+        """Fetch what lies at the source of the version below; the rest is here."""
+        return await self.files.obtain(
+            [name for name in names if name not in self.ranges and name not in self.held], travelled=travelled
+        )
+
     def range_of(self, name: str) -> TensorRange:
         """Say where the bytes of a tensor are; no path means: in the engine."""
         if name in self.ranges:
@@ -79,10 +86,10 @@ class Received:
                 advice="check that the state directory is writable and has space",
             ) from None
 
-    async def unchanged(self) -> None:
+    async def unchanged(self, *, suspected: bool = False) -> None:
         """Check the checkpoints whose files are read."""
         for part in self._parts:
-            await part.unchanged()
+            await part.unchanged(suspected=suspected)
 
 
 def overlaid(below: Manifest, hashes: Mapping[str, str]) -> Manifest:

@@ -28,6 +28,7 @@ class SwapSettings:
         admit_seconds: bound of waiting until requests in admission (tokenizing) have reached the engine.
         stage_seconds: bound of reading and staging a version; load_seconds of loading a whole one.
         resolve_seconds: bound of finding a checkpoint and, without a manifest, hashing it.
+        fetch_seconds: bound of bringing the tensors of a version that lies elsewhere to this pod.
         hash_seconds: bound of one full re-hash of live tensors.
         journal_seconds: bound of writing to the journal.
         retry_seconds: first and longest pause between attempts to load.
@@ -58,6 +59,7 @@ class SwapSettings:
     stage_seconds: float = 1900.0
     load_seconds: float = 1900.0
     resolve_seconds: float = 1800.0
+    fetch_seconds: float = 7200.0
     hash_seconds: float = 1800.0
     journal_seconds: float = 30.0
     retry_seconds: tuple[float, float] = (1.0, 30.0)

@@ -5,6 +5,7 @@ closes; the intent is on the disk before anything changes; nothing is shown to c
 fails, :mod:`recovery` brings the old version back, and the gate opens again exactly once.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -14,7 +15,8 @@ from modelswap_engine.protocol.errors import Busy, InvalidCheckpoint, ManifestMi
 from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
 from modelswap_engine.protocol.policy import TrafficMode, VerifyMode
 from modelswap_engine.protocol.states import SwapState
-from modelswap_engine.swap import loader, proceeding, recovery
+from modelswap_engine.sources.port import Resolved
+from modelswap_engine.swap import loader, proceeding, recovery, sourcing
 from modelswap_engine.swap.audit import audit
 from modelswap_engine.swap.checks import try_out
 from modelswap_engine.swap.core import Core
@@ -34,6 +36,8 @@ _MET: Final = {
     RequestPolicy.ABORT: "aborted_requests",
 }
 """Where a status counts the running requests that a commit met."""
+_TOLD_BYTES: Final = 16 << 20
+"""How much travels until the status says so anew."""
 _NAMES_SHOWN: Final = 100  # of changed tensors, in a status; the plan itself names them all
 
 
@@ -116,6 +120,8 @@ class Transaction:
     async def _stage(self, decision: Decision, new: Version) -> None:
         core, operation = self._core, self._operation
         operation.advance(_S.FETCHING)
+        work = decision.work
+        fetched = await self._bring(new.resolved, work.names) if isinstance(work, ReadTensors) else None
         order = self._order(decision, new)
         self._staged = True
         retained, began = core.previous, core.clock.monotonic()
@@ -124,12 +130,12 @@ class Transaction:
         try:
             replies = await core.engine.stage(order, unless=operation.interrupted)
         except (ManifestMismatch, InvalidCheckpoint):
-            await self._unchanged(new)  # overwritten under the reader is not a bad version
+            await self._unchanged(new, suspected=True)  # overwritten under the reader is not a bad version
             raise
         if isinstance(order, StageRetained):
             core.previous = retained
         seconds = core.clock.monotonic() - began
-        operation.advance(_S.STAGED, staging_seconds=seconds, **_staged(replies))
+        operation.advance(_S.STAGED, staging_seconds=seconds, **_staged(replies, fetched))
         operation.check()
         for listener in core.listeners:
             await core.bounded(
@@ -177,8 +183,19 @@ class Transaction:
         traffic = msgspec.structs.replace(self._request.traffic, peers_ready=peers_ready)
         self._window = Window(self._core, self._operation, traffic)
 
-    async def _unchanged(self, new: Version) -> None:
-        await self._core.bounded("the source", new.resolved.unchanged(), self._core.settings.resolve_seconds)
+    async def _bring(self, resolved: Resolved, names: Sequence[str]) -> int | None:
+        """Have the bytes of tensors in this pod; return how many travelled, None where they are read at the source."""
+        operation = self._operation
+
+        def travelled(count: int) -> None:
+            if count - operation.status.bytes_fetched >= _TOLD_BYTES:
+                operation.note(bytes_fetched=count)
+
+        return await sourcing.obtain(self._core, resolved, names, travelled=travelled, unless=operation.interrupted)
+
+    async def _unchanged(self, new: Version, *, suspected: bool = False) -> None:
+        work = new.resolved.unchanged(suspected=suspected)
+        await self._core.bounded("the source", work, self._core.settings.resolve_seconds)
 
     def _order(self, decision: Decision, new: Version) -> Stage | StageRetained:
         work, operation_id, directory = decision.work, self._operation.id, str(new.directory)
@@ -261,6 +278,7 @@ class Transaction:
         core, operation = self._core, self._operation
         resolved = await loader.find(core, self._request.target, unless=operation.interrupted)
         operation.advance(_S.FETCHING, header_bytes=resolved.header_bytes)
+        count = await self._bring(resolved, [entry.name for entry in resolved.manifest.tensors])
         await core.companion.adopt(self._request.adapters)
         self._staged = True
         self._new = await loader.load(
@@ -270,8 +288,9 @@ class Transaction:
             operation_id=operation.id,
             unless=operation.interrupted,
         )
-        fetched = resolved.manifest.total_bytes
-        operation.advance(_S.STAGED, target=self._new.ref, bytes_fetched=fetched, bytes_staged=fetched)
+        total = resolved.manifest.total_bytes
+        fetched = total if count is None else count
+        operation.advance(_S.STAGED, target=self._new.ref, bytes_fetched=fetched, bytes_staged=total)
         for state in (_S.PREPARED, _S.PAUSING, _S.COMMITTING, _S.COMMITTED, _S.VERIFIED):
             operation.advance(state)
         core.healthy()
@@ -305,10 +324,10 @@ class Transaction:
         return {"drained_requests": self._window.inside} if policy is RequestPolicy.NONE_RUNNING else {}
 
 
-def _staged(replies: Replies) -> dict[str, int]:
+def _staged(replies: Replies, fetched: int | None) -> dict[str, int]:
     return {
-        # Every rank reads the same bytes of the local files, which came from the source once.
-        "bytes_fetched": max(reply.fetched_bytes for reply in replies),
+        # Where files are read at the source, every rank reads the same bytes, which count once.
+        "bytes_fetched": max(reply.fetched_bytes for reply in replies) if fetched is None else fetched,
         "bytes_staged": sum(reply.staged_bytes for reply in replies),
     }
 

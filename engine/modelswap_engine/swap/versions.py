@@ -66,6 +66,10 @@ class VersionStore:
         finally:
             self._pins[digest] -= 1
 
+    def pinned(self) -> set[str]:
+        """Return the digests whose folders are in use at this moment."""
+        return set(+self._pins)
+
     async def materialise(self, resolved: Resolved, *, label: str) -> Version:
         """Copy the side files of a resolved checkpoint; what is there already is not copied again.
 
@@ -76,7 +80,7 @@ class VersionStore:
         directory = self._folder / _name(digest)
         await self._offload(partial(self._folder.mkdir, parents=True, exist_ok=True))
         await resolved.copy_side_files(directory)
-        ref = VersionRef(version=label, uri=resolved.uri, digest=digest)
+        ref = VersionRef(version=label, uri=resolved.uri, digest=digest, credentials=resolved.credentials)
         return Version(ref=ref, resolved=resolved, directory=directory)
 
     async def compare(self, live: Version, target: Version, *, kind: str) -> tuple[SideChange, ...]:
@@ -87,7 +91,7 @@ class VersionStore:
 
     async def prune(self, keep: set[str]) -> None:
         """Remove the folders of all other digests that nobody pins; one that stays does no harm."""
-        await self._offload(self._prune, {_name(digest) for digest in keep | set(+self._pins)})
+        await self._offload(self._prune, {_name(digest) for digest in keep | self.pinned()})
 
     def _prune(self, names: set[str]) -> None:
         if self._folder.is_dir():

@@ -1,0 +1,41 @@
+"""Where a serving process takes versions from, made of its options: mounted folders, and what it may fetch."""
+
+from pathlib import Path
+
+from modelswap_engine.cli.hosting import HostSettings
+from modelswap_engine.sources.allowed import Allowed
+from modelswap_engine.sources.credentials import Credentials
+from modelswap_engine.sources.file import FileSource
+from modelswap_engine.sources.objects import SCHEMES, ObjectStores
+from modelswap_engine.sources.registry import Sources
+from modelswap_engine.sources.remote.fetch import Fetcher
+from modelswap_engine.sources.remote.records import Records
+from modelswap_engine.sources.remote.schemes import ByScheme
+from modelswap_engine.sources.remote.source import RemoteSource
+from modelswap_engine.store.content import ContentStore
+
+
+def sources_of(settings: HostSettings, *, model: Path) -> Sources:
+    """Return where versions may come from.
+
+    Raises:
+        SourceNotAllowed: an allowed prefix is no URI of a folder.
+        SourceUnreadable: the content store cannot be made.
+    """
+    state = settings.state_dir.resolve()
+    files = FileSource(
+        roots=[model, *(root.resolve() for root in settings.allow_root)],
+        cache=state / "manifests",
+        claims=dict(settings.claim),
+    )
+    store = ContentStore(settings.store_dir or state / "store", limit_bytes=settings.store_bytes)
+    store.open()
+    elsewhere = ByScheme(dict.fromkeys(SCHEMES, ObjectStores(Credentials(settings.credentials_dir))))
+    remote = RemoteSource(
+        elsewhere,
+        allowed=Allowed(settings.allow_source),
+        store=store,
+        records=Records(state / "sources"),
+        fetcher=Fetcher(store),
+    )
+    return Sources({"file": files, "pvc": files, **dict.fromkeys(elsewhere.schemes, remote)})

@@ -1,0 +1,94 @@
+"""A LoRA adapter elsewhere: its config and its header were read; its tensors are fetched to be hashed."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.checkpoint.manifest import TensorEntry
+from modelswap_engine.protocol.errors import UnsupportedFormat
+from modelswap_engine.sources.adapter import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE
+from modelswap_engine.sources.remote.contents import Places, read_header, read_whole
+from modelswap_engine.sources.remote.fetch import Fetcher
+from modelswap_engine.sources.remote.folders import Folders
+from modelswap_engine.store.content import ContentStore
+
+
+class RemoteAdapter:
+    """What :func:`open_adapter` finds; see :class:`sources.port.OpenedAdapter`.
+
+    Args:
+        config: the bytes of the config.
+        tensors: of the header, hashes unknown.
+        places: its files as they were found.
+        store: where bytes come to.
+        fetcher: brings them.
+        folders: opens the place again.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: bytes,
+        tensors: Sequence[TensorEntry],
+        places: Places,
+        store: ContentStore,
+        fetcher: Fetcher,
+        folders: Callable[[], Folders],
+    ) -> None:
+        self.config = config
+        self.tensors: Mapping[str, TensorEntry] = {entry.name: entry for entry in tensors}
+        self._places = places
+        self._store, self._fetcher, self._folders = store, fetcher, folders
+
+    async def hash(self) -> dict[str, str]:
+        """Fetch all tensors and return name → sha256.
+
+        They are held under a name that follows from them, until another set of versions and adapters is retained.
+        """
+        async with self._folders() as folders:
+            hashes, _ = await self._fetcher.fetch(list(self.tensors.values()), open_folder=folders, places=self._places)
+        name = hashlib.sha256("".join(sorted(hashes.values())).encode()).hexdigest()
+        await asyncio.to_thread(self._store.hold, f"adapter:{name}", frozenset(hashes.values()))
+        return hashes
+
+    def range_of(self, entry: TensorEntry, *, sha256: str) -> TensorRange:
+        """Say where the store has the bytes of a tensor."""
+        return TensorRange(
+            name=entry.name,
+            dtype=entry.dtype,
+            shape=entry.shape,
+            path=str(self._store.path(sha256)),
+            offset=0,
+            nbytes=entry.nbytes,
+            sha256=sha256,
+        )
+
+
+async def open_adapter(make_folders: Callable[[], Folders], *, store: ContentStore, fetcher: Fetcher) -> RemoteAdapter:
+    """Read the config and the header of an adapter.
+
+    Raises:
+        UnsupportedFormat: the folder holds no adapter in safetensors.
+        InvalidCheckpoint: its header breaks a rule.
+        SourceNotFound, SourceDenied, SourceUnreadable, SourceChanged: of the source.
+    """
+    async with make_folders() as folders:
+        folder = await folders("")
+        there = await folder.files([CONFIG_FILE, WEIGHTS_FILE])
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            if name not in there:
+                raise UnsupportedFormat(
+                    f"{folder.uri}: no LoRA adapter: {name} is not there",
+                    advice=f"name the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}",
+                )
+        config = await read_whole(folder, CONFIG_FILE, there[CONFIG_FILE], limit=MAX_CONFIG_BYTES)
+        tensors, _ = await read_header(folder, WEIGHTS_FILE, there[WEIGHTS_FILE])
+    return RemoteAdapter(
+        config=config,
+        tensors=tensors,
+        places={"": {name: there[name] for name in (CONFIG_FILE, WEIGHTS_FILE)}},
+        store=store,
+        fetcher=fetcher,
+        folders=make_folders,
+    )

@@ -1,0 +1,130 @@
+"""A version elsewhere: what it is, is known; its bytes come into the content store when they are wanted."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
+from modelswap_engine.sources import side_files
+from modelswap_engine.sources.port import Travelled
+from modelswap_engine.sources.remote.contents import Places
+from modelswap_engine.sources.remote.fetch import Fetcher
+from modelswap_engine.sources.remote.folders import Folders
+from modelswap_engine.store.content import ContentStore
+
+
+class RemoteCheckpoint:
+    """What :class:`RemoteSource` resolves to; see :class:`sources.port.Resolved`.
+
+    Args:
+        uri: what was asked for.
+        credentials: with which.
+        manifest: complete; the store has its side files.
+        places: its files as they were found.
+        header_bytes: what reading them took; 0 when it was known.
+        store: where bytes come to.
+        fetcher: brings them.
+        folders: opens the places again.
+    """
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        credentials: str,
+        manifest: Manifest,
+        places: Places,
+        header_bytes: int,
+        store: ContentStore,
+        fetcher: Fetcher,
+        folders: Callable[[], Folders],
+    ) -> None:
+        self.uri, self.credentials, self.manifest, self.header_bytes = uri, credentials, manifest, header_bytes
+        self._places = places
+        self._store, self._fetcher, self._folders = store, fetcher, folders
+
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int:
+        """Fetch what the store does not have."""
+        entries = {self.manifest.by_name[name].sha256: self.manifest.by_name[name] for name in names}
+        # Whatever of this version is here already must not make room for the rest of it.
+        await asyncio.to_thread(self._store.hold, self.manifest.digest, self._hashes)
+        missing = [entries[sha256] for sha256 in sorted(self._store.missing(entries))]
+        if not missing:
+            return 0
+        async with self._folders() as folders:
+            _, count = await self._fetcher.fetch(missing, open_folder=folders, places=self._places, travelled=travelled)
+        return count
+
+    @cached_property
+    def _hashes(self) -> frozenset[str]:
+        return hashes_of(self.manifest)
+
+    def range_of(self, name: str) -> TensorRange:
+        """Say where the store has the bytes of a tensor."""
+        entry = self.manifest.by_name[name]
+        return TensorRange(
+            name=entry.name,
+            dtype=entry.dtype,
+            shape=entry.shape,
+            path=str(self._store.path(entry.sha256)),
+            offset=0,
+            nbytes=entry.nbytes,
+            sha256=entry.sha256,
+        )
+
+    async def copy_side_files(self, destination: Path) -> None:
+        """Make ``destination`` a read-only folder with exactly the manifest's side files."""
+        await asyncio.to_thread(self._copy_side_files, destination)
+
+    def _copy_side_files(self, destination: Path) -> None:
+        side_files.materialise(destination, self.manifest, read_side_files(self._store, self.manifest))
+
+    async def unchanged(self, *, suspected: bool = False) -> None:
+        """Nobody writes to the store; where bytes were wrong all the same, those that are damaged go.
+
+        Raises:
+            SourceChanged: some are gone, and are fetched again.
+        """
+        if not suspected:
+            return
+        damaged = await asyncio.to_thread(self._store.damaged, self._hashes)
+        if damaged:
+            raise SourceChanged(
+                f"{self.uri}: {len(damaged)} of its blobs were damaged in the content store and are fetched again",
+                advice="look at the disk of the engine's state volume",
+            )
+
+
+def hashes_of(manifest: Manifest) -> frozenset[str]:
+    """Return the names of all blobs of a version."""
+    return frozenset(entry.sha256 for entry in manifest.tensors) | frozenset(s.sha256 for s in manifest.side_files)
+
+
+def read_side_files(store: ContentStore, manifest: Manifest) -> Mapping[str, bytes]:
+    """Read the side files of a version from the store.
+
+    Raises:
+        SourceChanged: one is not there, or damaged; it is removed.
+        SourceUnreadable: the disk.
+    """
+    found = {}
+    for side in manifest.side_files:
+        try:
+            data = store.path(side.sha256).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            raise SourceUnreadable(f"{side.name}: {error.strerror or error}", details={"file": side.name}) from None
+        if hashlib.sha256(data).hexdigest() != side.sha256:
+            store.damaged([side.sha256])
+            raise SourceChanged(
+                f"{side.name}: not in the content store any more",
+                advice="it is fetched again",
+                details={"file": side.name},
+            )
+        found[side.name] = data
+    return found

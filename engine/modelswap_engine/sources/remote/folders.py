@@ -1,0 +1,42 @@
+"""The folders that one version's bytes lie in: its own, and those that its manifest names; opened once, when needed."""
+
+import asyncio
+from collections.abc import Callable
+
+from modelswap_engine.sources.remote.port import Folder, Opener
+
+
+class Folders:
+    """Opens the places of one version and closes them all.
+
+    Args:
+        opener: of the URI's scheme.
+        uri: of the version.
+        credentials: for all of them.
+        check: refuses places that are not allowed.
+    """
+
+    def __init__(self, opener: Opener, uri: str, *, credentials: str, check: Callable[[str], None]) -> None:
+        self._opener = opener
+        self._uri = uri
+        self._credentials = credentials
+        self._check = check
+        self._open: dict[str, Folder] = {}
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, place: str) -> Folder:
+        """Return the folder of a place; "" is the version's own."""
+        async with self._lock:
+            if place not in self._open:
+                uri = place or self._uri
+                self._check(uri)
+                self._open[place] = await self._opener.open(uri, credentials=self._credentials)
+            return self._open[place]
+
+    async def __aenter__(self) -> "Folders":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        folders, self._open = list(self._open.values()), {}
+        for folder in folders:
+            await folder.close()

@@ -1,0 +1,102 @@
+"""What was found at which URI, kept on disk: so a known version needs no question, and an unchanged one no hashing.
+
+Losing a record costs time, never correctness: tensors are known by their hashes, and a record that cannot be read is
+none.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.protocol.errors import ModelswapError
+from modelswap_engine.sources.remote.contents import Places
+from modelswap_engine.sources.remote.port import FileStat
+
+MAX_RECORDS: Final = 64
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The version ``digest`` was at ``uri`` when the files were these (place → name → what it was)."""
+
+    uri: str
+    digest: str
+    places: dict[str, dict[str, FileStat]]
+
+    @property
+    def revision(self) -> str:
+        """See :func:`revision_of`."""
+        return revision_of(self.places)
+
+
+def revision_of(places: Places) -> str:
+    """Return one name for the revisions of all files; "" when one of them has none."""
+    if any(not stat.revision for files in places.values() for stat in files.values()):
+        return ""
+    text = msgspec.json.encode([[place, sorted(files.items())] for place, files in sorted(places.items())])
+    return hashlib.sha256(text).hexdigest()
+
+
+class Records:
+    """Files by digest and by URI in a folder that is made when needed; everything here blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._manifests = folder / "manifests"
+        self._uris = folder / "uris"
+
+    def found(self, uri: str) -> Found | None:
+        """Return what was found at a URI last."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            found = msgspec.json.decode(self._uri(uri).read_bytes(), type=Found)
+            return found if found.uri == uri else None
+        return None
+
+    def manifest(self, digest: str) -> Manifest | None:
+        """Return the manifest of a version; one that is damaged is none."""
+        with contextlib.suppress(OSError, ModelswapError):
+            manifest = manifests.decode(self._manifest(digest).read_bytes())
+            return manifest if manifest.digest == digest else None
+        return None
+
+    def digests(self) -> list[str]:
+        """Return the versions whose manifests are here."""
+        with contextlib.suppress(OSError):
+            return [f"sha256:{entry.stem}" for entry in self._manifests.glob("*.json")]
+        return []
+
+    def keep(self, found: Found, manifest: Manifest) -> None:
+        """Remember a version and where it is; a disk that does not take it is no failure."""
+        with contextlib.suppress(OSError):
+            _replace(self._manifest(manifest.digest), manifests.encode(manifest))
+            _replace(self._uri(found.uri), msgspec.json.encode(found))
+            _prune(self._uris, keep=())
+
+    def retain(self, digests: Collection[str]) -> None:
+        """Forget the oldest manifests of versions that are not in use, when there are many."""
+        _prune(self._manifests, keep={digest.removeprefix("sha256:") for digest in digests})
+
+    def _manifest(self, digest: str) -> Path:
+        return self._manifests / f"{digest.removeprefix('sha256:')}.json"
+
+    def _uri(self, uri: str) -> Path:
+        return self._uris / f"{hashlib.sha256(uri.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
+
+
+def _replace(file: Path, data: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(file)
+
+
+def _prune(folder: Path, *, keep: Collection[str]) -> None:
+    with contextlib.suppress(OSError):
+        files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+        for file in [file for file in files if file.stem not in keep][MAX_RECORDS:]:
+            file.unlink(missing_ok=True)

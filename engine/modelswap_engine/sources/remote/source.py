@@ -1,0 +1,131 @@
+"""Checkpoints that lie elsewhere, whatever the protocol: resolved once to what cannot change, kept by content.
+
+A version whose digest is pinned and whose manifest is here is not asked for: a restarted pod starts without network.
+Without a manifest at the source all bytes travel once, and are known by the revisions of the files after that.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+from functools import partial
+
+import msgspec
+
+from modelswap_engine.checkpoint import build
+from modelswap_engine.checkpoint.canonical import architecture_of
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, make_manifest
+from modelswap_engine.protocol.errors import ManifestMismatch
+from modelswap_engine.sources.allowed import Allowed
+from modelswap_engine.sources.remote.adapter import RemoteAdapter, open_adapter
+from modelswap_engine.sources.remote.checkpoint import RemoteCheckpoint, hashes_of
+from modelswap_engine.sources.remote.contents import RemoteContents, read_remote
+from modelswap_engine.sources.remote.fetch import Fetcher
+from modelswap_engine.sources.remote.folders import Folders
+from modelswap_engine.sources.remote.port import Opener
+from modelswap_engine.sources.remote.records import Found, Records, revision_of
+from modelswap_engine.store.content import ContentStore
+
+ADAPTERS = "adapter:"
+
+
+class RemoteSource:
+    """See the module, and :class:`sources.port.Source`.
+
+    Args:
+        opener: of the scheme.
+        allowed: which URIs may be read.
+        store: where bytes come to.
+        records: what was found before.
+        fetcher: brings bytes.
+    """
+
+    def __init__(
+        self, opener: Opener, *, allowed: Allowed, store: ContentStore, records: Records, fetcher: Fetcher
+    ) -> None:
+        self._opener = opener
+        self._allowed = allowed
+        self._store = store
+        self._records = records
+        self._fetcher = fetcher
+
+    async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> RemoteCheckpoint:
+        """Find and validate the checkpoint at a URI; one that is known by its pin is not asked for."""
+        self._allowed.check(uri)
+        known = await asyncio.to_thread(self._known, uri)
+        if known is not None and digest and known[0].digest == digest:
+            found, manifest = known
+            return self._made(uri, credentials, manifest, found, header_bytes=0)
+        async with self._folders(uri, credentials) as folders:
+            contents = await read_remote(folders)
+            manifest = await self._manifest(contents, folders, known)
+        found = Found(uri=uri, digest=manifest.digest, places=contents.places)
+        await asyncio.to_thread(self._keep, found, manifest, contents)
+        return self._made(uri, credentials, manifest, found, header_bytes=contents.header_bytes)
+
+    def _known(self, uri: str) -> tuple[Found, Manifest] | None:
+        found = self._records.found(uri)
+        manifest = self._records.manifest(found.digest) if found is not None else None
+        if found is None or manifest is None or self._store.missing(side.sha256 for side in manifest.side_files):
+            return None
+        return found, manifest
+
+    def _keep(self, found: Found, manifest: Manifest, contents: RemoteContents) -> None:
+        self._store.hold(manifest.digest, hashes_of(manifest))
+        for side in manifest.side_files:
+            self._store.put(side.sha256, contents.side_files[side.name])
+        self._records.keep(found, manifest)
+
+    def _made(
+        self, uri: str, credentials: str, manifest: Manifest, found: Found, *, header_bytes: int
+    ) -> RemoteCheckpoint:
+        return RemoteCheckpoint(
+            uri=uri,
+            credentials=credentials,
+            manifest=manifest,
+            places=found.places,
+            header_bytes=header_bytes,
+            store=self._store,
+            fetcher=self._fetcher,
+            folders=partial(self._folders, uri, credentials),
+        )
+
+    def _folders(self, uri: str, credentials: str) -> Folders:
+        return Folders(self._opener, uri, credentials=credentials, check=self._allowed.check)
+
+    async def _manifest(
+        self, contents: RemoteContents, folders: Folders, known: tuple[Found, Manifest] | None
+    ) -> Manifest:
+        if contents.manifest is not None:
+            build.check_shipped(contents.manifest, contents, file=MANIFEST_FILE)
+            return contents.manifest
+        revision = revision_of(contents.places)
+        if known is not None and revision and revision == known[0].revision:
+            with contextlib.suppress(ManifestMismatch):  # a damaged record: the headers are the truth
+                build.check_tensors(known[1], contents, file=MANIFEST_FILE)
+                return known[1]
+        return await self._hashed(contents, folders)
+
+    async def _hashed(self, contents: RemoteContents, folders: Folders) -> Manifest:
+        """Fetch every tensor, since nothing says what they are."""
+        hashes, _ = await self._fetcher.fetch(
+            list(contents.tensors.values()), open_folder=folders, places=contents.places
+        )
+        tensors = {
+            name: msgspec.structs.replace(entry, sha256=hashes[name]) for name, entry in contents.tensors.items()
+        }
+        return make_manifest(tensors, build.side_entries(contents), architecture=architecture_of(contents.side_files))
+
+    async def open_adapter(self, uri: str, *, credentials: str = "") -> RemoteAdapter:
+        """Find the LoRA adapter at a URI and read its header."""
+        self._allowed.check(uri)
+        return await open_adapter(partial(self._folders, uri, credentials), store=self._store, fetcher=self._fetcher)
+
+    async def retain(self, digests: Collection[str]) -> None:
+        """Let go of versions that are not in use; their blobs stay until the room is wanted."""
+        await asyncio.to_thread(self._retain, set(digests))
+
+    def _retain(self, digests: set[str]) -> None:
+        for holder in self._store.holders():
+            if not holder.startswith(ADAPTERS) and holder not in digests:
+                self._store.let_go(holder)
+        self._records.retain(digests)

@@ -1,0 +1,62 @@
+"""Asking sources, within bounds: what is at a place, and its bytes. A version that was sent is in the engine."""
+
+import asyncio
+from collections.abc import Iterable
+
+from modelswap_engine.protocol.errors import SourceNotFound
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.updates import RECEIVED
+from modelswap_engine.sources.port import Resolved, Travelled
+from modelswap_engine.swap.core import Core
+
+
+async def resolve(core: Core, ref: VersionRef, *, unless: asyncio.Future[None] | None = None) -> Resolved:
+    """Find what a reference names.
+
+    Raises:
+        NotReady: the source did not answer in time.
+        ModelswapError: of the source.
+    """
+    if ref.uri.startswith(RECEIVED):
+        return find_received(core, ref.uri)
+    work = core.sources.resolve(ref.uri, digest=ref.digest, credentials=ref.credentials)
+    resolved: Resolved = await core.bounded(
+        f"the source of {ref.uri}", work, core.settings.resolve_seconds, unless=unless
+    )
+    return resolved
+
+
+async def obtain(
+    core: Core,
+    resolved: Resolved,
+    names: Iterable[str],
+    *,
+    travelled: Travelled | None = None,
+    unless: asyncio.Future[None] | None = None,
+) -> int | None:
+    """Bring tensors to this pod; see :meth:`Resolved.obtain`.
+
+    Raises:
+        NotReady: they did not come in time.
+        ModelswapError: of the source.
+    """
+    work = resolved.obtain(names, travelled=travelled)
+    seconds = core.settings.fetch_seconds
+    count: int | None = await core.bounded(f"fetching from {resolved.uri}", work, seconds, unless=unless)
+    return count
+
+
+def find_received(core: Core, uri: str) -> Resolved:
+    """Return a version that was sent to this engine.
+
+    Raises:
+        SourceNotFound: it is not here any more.
+    """
+    known = [held.resolved for held in (core.live, core.previous) if held is not None]
+    found = next((item for item in [core.received, *known] if item is not None and item.uri == uri), None)
+    if found is None:
+        raise SourceNotFound(
+            f"{uri[:200]!r} was sent to the engine and is not in its memory any more",
+            advice="send the weights again, or swap to a version at a source",
+        )
+    return found

@@ -1,0 +1,127 @@
+"""The content store: what appears is proved, what is held stays, what a crash leaves goes."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from modelswap_engine.protocol.errors import InsufficientDisk
+from modelswap_engine.store.content import ContentStore
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def opened(folder: Path, *, limit: int = 0) -> ContentStore:
+    store = ContentStore(folder, limit_bytes=limit)
+    store.open()
+    return store
+
+
+def test_a_blob_written_in_pieces_appears_when_it_hashes_to_its_name(tmp_path: Path) -> None:
+    store, data = opened(tmp_path), bytes(range(200))
+    (incoming,) = store.expect([(sha256(data), len(data))])
+    incoming.write(100, data[100:])
+    assert not incoming.complete
+    incoming.write(0, data[:100])
+    assert incoming.complete
+    assert store.missing([sha256(data)])
+    assert store.accept(incoming) == sha256(data)
+    assert not store.missing([sha256(data)])
+    assert store.path(sha256(data)).read_bytes() == data
+    assert store.path(sha256(data)).stat().st_mode & 0o777 == 0o444
+
+
+def test_other_bytes_do_not_appear_and_can_be_written_again(tmp_path: Path) -> None:
+    store, data = opened(tmp_path), b"right"
+    (incoming,) = store.expect([(sha256(data), 5)])
+    incoming.write(0, b"wrong")
+    assert store.accept(incoming) == sha256(b"wrong")
+    assert store.missing([sha256(data)])
+    assert store.missing([sha256(b"wrong")])
+    incoming.write(0, data)
+    assert store.accept(incoming) == sha256(data)
+    assert store.path(sha256(data)).read_bytes() == data
+
+
+def test_a_hash_that_is_not_known_yet_is_told(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    (incoming,) = store.expect([("", 3)])
+    incoming.write(0, b"abc")
+    assert store.accept(incoming) == sha256(b"abc")
+    assert not store.missing([sha256(b"abc")])
+
+
+def test_an_empty_blob_is_one(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(sha256(b""), b"")
+    assert store.path(sha256(b"")).read_bytes() == b""
+
+
+def test_it_is_there_after_a_restart_and_what_was_on_its_way_is_not(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.put(sha256(b"kept"), b"kept")
+    (incoming,) = store.expect([(sha256(b"lost"), 4)])
+    incoming.write(0, b"lo")
+    again = opened(tmp_path)
+    assert again.missing([sha256(b"kept"), sha256(b"lost")]) == {sha256(b"lost")}
+    assert not any((tmp_path / "incoming").iterdir())
+    assert again.used_bytes == 4
+
+
+def test_the_longest_unused_goes_first_and_what_is_held_stays(tmp_path: Path) -> None:
+    store = opened(tmp_path, limit=10)
+    blobs = [b"aaaa", b"bbbb", b"cccc"]
+    store.put(sha256(blobs[0]), blobs[0])
+    store.hold("v1", [sha256(blobs[0])])
+    store.put(sha256(blobs[1]), blobs[1])
+    store.put(sha256(blobs[2]), blobs[2])
+    assert store.missing(map(sha256, blobs)) == {sha256(blobs[1])}
+    store.hold("v2", [sha256(blobs[2])])
+    with pytest.raises(InsufficientDisk) as refused:
+        store.expect([(sha256(blobs[1]), 4)])
+    assert "in use" in refused.value.message
+    assert store.missing(map(sha256, blobs)) == {sha256(blobs[1])}, "nothing goes for what does not fit anyway"
+    store.let_go("v1")
+    store.put(sha256(blobs[1]), blobs[1])
+    assert store.missing(map(sha256, blobs)) == {sha256(blobs[0])}
+
+
+def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
+    store = opened(tmp_path, limit=8)
+    for data in (b"aaaa", b"bbbb"):
+        store.put(sha256(data), data)
+    store.hold("used", [sha256(b"aaaa")])
+    again = opened(tmp_path, limit=8)
+    again.put(sha256(b"cccc"), b"cccc")
+    assert again.missing([sha256(b"aaaa"), sha256(b"bbbb")]) == {sha256(b"bbbb")}
+
+
+def test_what_is_on_its_way_counts(tmp_path: Path) -> None:
+    store = opened(tmp_path, limit=10)
+    first = store.expect([(sha256(b"x" * 6), 6)])
+    with pytest.raises(InsufficientDisk):
+        store.expect([(sha256(b"y" * 6), 6)])
+    store.give_up(first)
+    assert store.expect([(sha256(b"y" * 6), 6)])
+
+
+def test_the_disk_itself_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 10**8, 10**8))
+    with pytest.raises(InsufficientDisk):
+        store.expect([(sha256(b""), 10**8)])
+
+
+def test_damage_is_found_and_removed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for data in (b"good", b"flip", b"gone"):
+        store.put(sha256(data), data)
+    store.path(sha256(b"flip")).chmod(0o600)
+    store.path(sha256(b"flip")).write_bytes(b"flop")
+    store.path(sha256(b"gone")).unlink()
+    names = [sha256(data) for data in (b"good", b"flip", b"gone")]
+    assert set(store.damaged(names)) == set(names[1:])
+    assert store.missing(names) == set(names[1:])

@@ -1,0 +1,375 @@
+"""Checkpoints that lie elsewhere: what travels, what is believed, what is kept. The place is in memory."""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.build import build_manifest
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
+from modelswap_engine.protocol.errors import (
+    InvalidCheckpoint,
+    ManifestMismatch,
+    ModelswapError,
+    SourceChanged,
+    SourceNotAllowed,
+    SourceNotFound,
+    SourceUnreadable,
+    UnsupportedFormat,
+)
+from modelswap_engine.sources.allowed import Allowed
+from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
+from modelswap_engine.sources.remote.records import Records
+from modelswap_engine.sources.remote.source import RemoteSource
+from modelswap_engine.store.content import ContentStore
+from tests.support.checkpoints import TENSORS, Tensor, write_checkpoint
+from tests.support.memory_places import MemoryPlaces
+
+URI = "mem://bucket/chat/1.0"
+NEXT = "mem://bucket/chat/1.1"
+MANY: dict[str, Tensor] = {
+    f"model.layers.{number}.weight": ("U8", (64,), random.Random(number).randbytes(64)) for number in range(40)
+}
+
+
+class World:
+    """One pod: its store and records outlive a restart."""
+
+    def __init__(self, folder: Path, places: MemoryPlaces, *, limit: int = 0) -> None:
+        self.folder, self.places, self.limit = folder, places, limit
+        self.pauses: list[float] = []
+        self.start()
+
+    def start(self) -> None:
+        self.store = ContentStore(self.folder / "store", limit_bytes=self.limit)
+        self.store.open()
+
+        async def sleep(seconds: float) -> None:
+            self.pauses.append(seconds)
+
+        self.source = RemoteSource(
+            self.places,
+            allowed=Allowed(["mem://bucket/chat", "mem://bucket/base"]),
+            store=self.store,
+            records=Records(self.folder / "sources"),
+            fetcher=Fetcher(
+                self.store, settings=FetchSettings(parallel=3, attempts=3), sleep=sleep, chance=lambda: 0.0
+            ),
+        )
+
+    def holds(self, manifest: Manifest) -> bool:
+        return all(
+            hashlib.sha256(self.store.path(entry.sha256).read_bytes()).hexdigest() == entry.sha256
+            for entry in manifest.tensors
+        )
+
+
+@pytest.fixture
+def places() -> MemoryPlaces:
+    return MemoryPlaces()
+
+
+@pytest.fixture
+def world(tmp_path: Path, places: MemoryPlaces) -> Iterator[World]:
+    yield (made := World(tmp_path / "pod", places))
+    assert made.places.opened == 0, "a folder was left open"
+
+
+def publish(places: MemoryPlaces, folder: Path, uri: str, *, manifest: bool = True) -> Manifest:
+    built = build_manifest(folder)
+    if manifest:
+        (folder / MANIFEST_FILE).write_bytes(manifests.encode(built))
+    places.upload(uri, folder)
+    return built
+
+
+async def test_a_whole_version_comes_once(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", shards=2), URI)
+    resolved = await world.source.resolve(URI)
+    assert resolved.manifest.digest == built.digest
+    told: list[int] = []
+    assert await resolved.obtain([entry.name for entry in built.tensors], travelled=told.append) == built.total_bytes
+    assert told[-1] == built.total_bytes
+    assert world.holds(built)
+    await resolved.copy_side_files(tmp_path / "side")
+    assert (tmp_path / "side" / "config.json").read_bytes() == (tmp_path / "a" / "config.json").read_bytes()
+    places.forget()
+    assert await resolved.obtain([entry.name for entry in built.tensors]) == 0
+    assert not places.asked
+
+
+async def test_only_what_changed_travels(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    old = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    await (await world.source.resolve(URI)).obtain(list(MANY))
+    changed = {"model.layers.7.weight", "model.layers.8.weight", "model.layers.30.weight"}
+    tensors = MANY | {name: ("U8", (64,), bytes(64)) for name in sorted(changed)[:1]}
+    tensors |= dict.fromkeys(sorted(changed)[1:2], ("U8", (64,), b"\x01" * 64))
+    tensors |= dict.fromkeys(sorted(changed)[2:], ("U8", (64,), b"\x02" * 64))
+    new = publish(places, write_checkpoint(tmp_path / "b", tensors), NEXT)
+    resolved = await world.source.resolve(NEXT)
+    places.forget()
+    assert await resolved.obtain([entry.name for entry in new.tensors]) == 3 * 64
+    assert places.given == {"model.safetensors": 3 * 64}
+    assert len(places.asked) == 2, "neighbours come with one request"
+    assert world.holds(new)
+    assert world.holds(old)
+
+
+async def test_without_a_manifest_all_bytes_travel_once(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY, shards=3), URI, manifest=False)
+    resolved = await world.source.resolve(URI)
+    assert resolved.manifest.digest == built.digest
+    assert sum(places.given.values()) == built.total_bytes + resolved.header_bytes
+    places.forget()
+    assert await resolved.obtain(list(MANY)) == 0
+    assert not places.asked
+    again = await world.source.resolve(URI)
+    assert again.manifest.digest == built.digest
+    assert sum(places.given.values()) == again.header_bytes, "it is known by the revisions of its files"
+
+
+async def test_without_revisions_bytes_are_hashed_anew(tmp_path: Path) -> None:
+    places = MemoryPlaces(revisions=False)
+    world = World(tmp_path / "pod", places)
+    publish(places, write_checkpoint(tmp_path / "a"), URI, manifest=False)
+    first = await world.source.resolve(URI)
+    other = publish(
+        places, write_checkpoint(tmp_path / "b", TENSORS | {"c.bias": ("I64", (), b"1" * 8)}), URI, manifest=False
+    )
+    second = await world.source.resolve(URI)
+    assert (first.manifest.digest != second.manifest.digest, second.manifest.digest) == (True, other.digest)
+
+
+async def test_a_pinned_version_that_is_here_needs_no_network(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a"), URI)
+    await (await world.source.resolve(URI)).obtain([entry.name for entry in built.tensors])
+    world.start()
+    places.folders.clear()
+    places.forget()
+    resolved = await world.source.resolve(URI, digest=built.digest)
+    assert resolved.header_bytes == 0
+    assert await resolved.obtain([entry.name for entry in built.tensors]) == 0
+    await resolved.copy_side_files(tmp_path / "side")
+    assert resolved.range_of("a.weight").sha256 == built.by_name["a.weight"].sha256
+    with pytest.raises(SourceNotFound):
+        await world.source.resolve(URI, digest="sha256:" + "0" * 64)
+
+
+async def test_a_pinned_version_of_which_a_part_is_here_fetches_the_rest(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    await (await world.source.resolve(URI)).obtain(list(MANY)[:30])
+    world.start()
+    places.forget()
+    resolved = await world.source.resolve(URI, digest=built.digest)
+    assert await resolved.obtain(list(MANY)) == 10 * 64
+    assert world.holds(built)
+
+
+async def test_credentials_are_handed_on_and_stay_with_the_version(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    publish(places, write_checkpoint(tmp_path / "a"), URI)
+    resolved = await world.source.resolve(URI, credentials="team")
+    assert (places.credentials, resolved.credentials) == ("team", "team")
+
+
+# What breaks.
+
+
+async def test_what_breaks_off_goes_on_where_it_stopped(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    resolved = await world.source.resolve(URI)
+    broken: set[int] = set()
+
+    def fault(name: str, at: int, stop: int) -> ModelswapError | None:
+        if at not in broken and len(broken) < 20:
+            broken.add(at)
+            return SourceUnreadable("reset") if len(broken) % 3 == 0 else None
+        return None
+
+    places.faults.append(fault)
+    places.forget()
+    assert await resolved.obtain(list(MANY)) == built.total_bytes
+    assert world.holds(built)
+    assert world.pauses
+    assert sum(places.given.values()) == built.total_bytes, "no byte came twice"
+
+
+async def test_it_gives_up_after_attempts_without_a_byte(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    resolved = await world.source.resolve(URI)
+    places.faults.append(lambda name, at, stop: SourceUnreadable("503"))
+    with pytest.raises(SourceUnreadable) as failed:
+        await resolved.obtain(list(MANY))
+    assert failed.value.details.keys() >= {"file", "tensor", "range"}
+    assert world.pauses[:2] == [0.25, 0.5]
+    places.faults.clear()
+    assert await resolved.obtain(list(MANY)) == built.total_bytes, "nothing is left over of the attempt"
+
+
+async def test_what_changed_half_way_is_said_and_nothing_of_it_is_believed(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    resolved = await world.source.resolve(URI)
+    other = MANY | {"model.layers.0.weight": ("U8", (64,), bytes(64))}
+
+    def overwrite(name: str, at: int, stop: int) -> None:
+        if at > 700:
+            places.upload(URI, write_checkpoint(tmp_path / "b", other))
+
+    places.faults.append(overwrite)
+    with pytest.raises(SourceChanged):
+        await resolved.obtain(list(MANY))
+
+
+async def test_wrong_bytes_are_asked_for_again_and_then_refused(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    places.revisions = False  # or the revision would tell
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    resolved = await world.source.resolve(URI)
+    file = bytearray(places.folders[URI]["model.safetensors"])
+    entry = built.by_name["model.layers.3.weight"]
+    file[entry.offset] ^= 1
+    places.folders[URI]["model.safetensors"] = bytes(file)
+    places.forget()
+    with pytest.raises(ManifestMismatch) as refused:
+        await resolved.obtain(list(MANY))
+    assert refused.value.details["tensor"] == "model.layers.3.weight"
+    assert f"bytes {entry.offset} to {entry.offset + 64}" in refused.value.message
+    assert sum(places.given.values()) == built.total_bytes + 64, "once more, and only that tensor"
+    assert world.store.missing([entry.sha256])
+
+
+async def test_damage_in_the_store_is_found_when_it_is_suspected(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a"), URI)
+    resolved = await world.source.resolve(URI)
+    await resolved.obtain([entry.name for entry in built.tensors])
+    path = Path(resolved.range_of("a.weight").path)
+    path.chmod(0o600)
+    path.write_bytes(bytes(12))
+    await resolved.unchanged()
+    with pytest.raises(SourceChanged, match="damaged"):
+        await resolved.unchanged(suspected=True)
+    assert await resolved.obtain([entry.name for entry in built.tensors]) == 12
+    assert world.holds(built)
+
+
+# What is refused.
+
+
+async def test_places_outside_the_prefixes_are_not_asked(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    places.upload("mem://bucket/private", write_checkpoint(tmp_path / "a"))
+    with pytest.raises(SourceNotAllowed):
+        await world.source.resolve("mem://bucket/private")
+    assert not places.asked
+
+
+async def test_an_empty_folder_is_no_checkpoint(world: World, places: MemoryPlaces) -> None:
+    places.folders[URI] = {}
+    with pytest.raises(SourceNotFound, match="no checkpoint"):
+        await world.source.resolve(URI)
+
+
+async def test_a_missing_shard_is_named(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    places.upload(URI, write_checkpoint(tmp_path / "a", shards=2))
+    del places.folders[URI]["model-00002-of-00002.safetensors"]
+    with pytest.raises(InvalidCheckpoint, match="model-00002-of-00002"):
+        await world.source.resolve(URI)
+
+
+async def test_a_folder_without_weights_says_what_it_needs(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    places.upload(URI, write_checkpoint(tmp_path / "a"))
+    del places.folders[URI]["model.safetensors"]
+    with pytest.raises(UnsupportedFormat) as refused:
+        await world.source.resolve(URI)
+    assert "model.safetensors" in refused.value.advice
+
+
+async def test_a_manifest_that_does_not_fit_the_headers_is_refused(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    publish(places, write_checkpoint(tmp_path / "a"), URI)
+    other = write_checkpoint(tmp_path / "b", TENSORS | {"a.weight": ("F16", (2, 3), bytes(range(12)))})
+    places.folders[URI]["model.safetensors"] = (other / "model.safetensors").read_bytes()
+    with pytest.raises(ManifestMismatch, match=r"a\.weight"):
+        await world.source.resolve(URI)
+
+
+# A version that was published as what is new in it.
+
+
+async def test_unchanged_tensors_come_from_the_folder_of_the_base(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    base = "mem://bucket/base/1.0"
+    publish(places, write_checkpoint(tmp_path / "base", MANY), base)
+    tensors = MANY | {"model.layers.5.weight": ("U8", (64,), b"n" * 64)}
+    whole = build_manifest(write_checkpoint(tmp_path / "whole", tensors))
+    part = write_checkpoint(tmp_path / "part", {"model.layers.5.weight": tensors["model.layers.5.weight"]})
+    built = manifests.based(whole, build_manifest(part), build_manifest(tmp_path / "base"), place=base)
+    (part / MANIFEST_FILE).write_bytes(manifests.encode(built))
+    places.upload(NEXT, part)
+    resolved = await world.source.resolve(NEXT)
+    assert resolved.manifest.digest == whole.digest
+    await resolved.obtain(list(MANY))
+    assert world.holds(whole)
+
+
+async def test_the_folder_of_the_base_must_be_allowed_too(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    base = "mem://bucket/private"
+    publish(places, write_checkpoint(tmp_path / "base"), base)
+    part = write_checkpoint(tmp_path / "part", {"c.bias": ("I64", (), b"1" * 8)})
+    whole = build_manifest(write_checkpoint(tmp_path / "whole", TENSORS | {"c.bias": ("I64", (), b"1" * 8)}))
+    built = manifests.based(whole, build_manifest(part), build_manifest(tmp_path / "base"), place=base)
+    (part / MANIFEST_FILE).write_bytes(manifests.encode(built))
+    places.upload(NEXT, part)
+    with pytest.raises(SourceNotAllowed):
+        await world.source.resolve(NEXT)
+
+
+# What is kept.
+
+
+async def test_versions_in_use_are_never_evicted(tmp_path: Path, places: MemoryPlaces) -> None:
+    world = World(tmp_path / "pod", places, limit=2 * 40 * 64)
+    versions = []
+    for number in range(3):
+        tensors = {name: ("U8", (64,), bytes([number, index, *range(62)])) for index, name in enumerate(MANY)}
+        uri = f"mem://bucket/chat/{number}"
+        versions.append((uri, publish(places, write_checkpoint(tmp_path / str(number), tensors, side_files={}), uri)))
+    for uri, _built in versions:
+        resolved = await world.source.resolve(uri)
+        await resolved.obtain(list(MANY))
+        await world.source.retain({versions[0][1].digest})
+    assert world.holds(versions[0][1])
+    assert world.holds(versions[2][1])
+    assert len(world.store.missing(entry.sha256 for entry in versions[1][1].tensors)) == 40
+
+
+async def test_an_adapter_is_fetched_and_hashed(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a", side_files={"adapter_config.json": b"{}"})
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    places.upload(URI, folder)
+    opened = await world.source.open_adapter(URI)
+    assert opened.config == b"{}"
+    hashes = await opened.hash()
+    assert hashes == {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in TENSORS.items()}
+    found = opened.range_of(opened.tensors["a.weight"], sha256=hashes["a.weight"])
+    assert Path(found.path).read_bytes() == TENSORS["a.weight"][2]
+
+
+async def test_an_adapter_that_is_none_says_what_is_missing(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    places.upload(URI, write_checkpoint(tmp_path / "a"))
+    with pytest.raises(UnsupportedFormat, match=r"adapter_config\.json"):
+        await world.source.open_adapter(URI)
