@@ -28,7 +28,7 @@ test: env ## every test but the long matrices
 
 test-fast: env ## all tests that start no model, cluster or API server: under two minutes
 	@hack/kind/tools.sh helm
-	@$(PYTEST) -q -n 2 -m "not model and not api and not cluster and not engine and not full" tests
+	@$(PYTEST) -q -n 2 -m "not model and not api and not cluster and not engine and not sources and not full" tests
 
 test-full: env ## all tests, with whole fault matrices and soaks
 	@FULL=1 hack/test.sh
