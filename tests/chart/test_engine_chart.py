@@ -232,3 +232,47 @@ def test_example_values_render(charts: Charts, tmp_path: Path) -> None:
     examples = CHARTS.parent / "examples"
     assert charts.template(CHART, examples / "engine-values.yaml")
     assert charts.template("modelswap", examples / "operator-values.yaml")
+
+
+SOURCES: Object = {
+    "allow": ["s3://b/m"],
+    "credentials": [{"name": "reader", "secretName": "s3", "prefixes": ["s3://b"]}],
+    "claims": ["more"],
+    "store": {"sizeLimit": "40Gi"},
+}
+
+
+def test_what_may_be_fetched_and_with_what_is_told_and_mounted(charts: Charts) -> None:
+    objects = charts.template(CHART, with_minimal(sources=SOURCES))
+    container, found = engine(objects), volumes(objects)
+    assert flag(container, "allow-source") == ["s3://b/m"]
+    assert flag(container, "claim") == ["more=/claims/more"]
+    assert [a for a in container["args"] if a.startswith("--source-credentials")] == [
+        "--source-credentials=reader=s3://b"
+    ]
+    assert flag(container, "store-size") == ["40Gi"]
+    by_path = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert found[by_path["/var/lib/modelswap-store"]["name"]]["emptyDir"] == {"sizeLimit": "40Gi"}
+    secret = found[by_path[f"{flag(container, 'credentials-dir')[0]}/reader"]["name"]]["secret"]
+    assert (secret["secretName"], secret["defaultMode"]) == ("s3", 0o440)
+    claim = by_path["/claims/more"]
+    assert claim["readOnly"]
+    assert found[claim["name"]]["persistentVolumeClaim"] == {"claimName": "more", "readOnly": True}
+
+
+def test_without_sources_nothing_can_be_fetched_and_nothing_is_mounted(charts: Charts) -> None:
+    objects = charts.template(CHART, MINIMAL)
+    container = engine(objects)
+    assert not [a for a in container["args"] if a.startswith(("--allow-source", "--store", "--credentials"))]
+    assert "store" not in volumes(objects)
+
+
+def test_a_place_to_fetch_from_needs_room_to_fetch_to(charts: Charts) -> None:
+    refused = charts.try_template(CHART, with_minimal(sources={"allow": ["s3://b/m"]})).stderr
+    assert "sources.store.sizeLimit is required with sources.allow" in refused
+
+
+@pytest.mark.parametrize("prefix", ["s3://b/m?x=1", "https://me:word@host/m", "file:///models", "models"])
+def test_prefixes_are_plain(charts: Charts, prefix: str) -> None:
+    sources = {"allow": [prefix], "store": {"sizeLimit": "1Gi"}}
+    assert "/sources/allow/0" in charts.try_template(CHART, with_minimal(sources=sources)).stderr

@@ -239,3 +239,17 @@ def test_the_values_of_a_guide_render_as_they_are_written(charts: Charts, name: 
         }[name]
     )
     assert volumes(objects)["models"]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+
+
+@every_kind
+def test_the_engine_reads_what_the_sidecar_fetched_by_the_same_path(charts: Charts, kind: str) -> None:
+    sources = {"allow": ["s3://b/m"], "claims": ["more"], "store": {"sizeLimit": "40Gi"}}
+    sources["credentials"] = [{"name": "reader", "secretName": "s3"}]
+    objects = charts.template(CHART, values(kind, sources=sources))
+    before, behind = mounts(sidecar(objects)), mounts(engine(objects))
+    for path in ("/var/lib/modelswap-store", "/claims/more"):
+        assert behind[path]["name"] == before[path]["name"]
+        assert behind[path]["readOnly"]
+    assert not before["/var/lib/modelswap-store"].get("readOnly", False)
+    assert "/etc/modelswap/credentials/reader" in before
+    assert not any("credentials" in path for path in behind), "the engine has no use for them"

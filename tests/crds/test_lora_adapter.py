@@ -34,9 +34,9 @@ def test_whole_schema_is_accepted(namespace: Namespace, spec: dict[str, Any]) ->
         ({"sources": []}, "spec.sources", "should have at least 1 items"),
         ({"sources": [{"uri": "relative"}]}, "spec.sources[0].uri", "should match"),
         (
-            {"sources": [{"uri": "s3://bucket/a"}]},
+            {"sources": [{"uri": "ftp://host/a"}]},
             "spec.sources[0].uri",
-            "not yet supported in this release: uri",
+            "the scheme is not one of file, pvc, s3",
         ),
         ({"sources": [{"uri": "file://host/a"}]}, "spec.sources[0].uri", "a file URI has no host"),
         ({"sources": [{"uri": "file:///a/../b"}]}, "spec.sources[0].uri", "must not contain '..' segments"),

@@ -14,20 +14,16 @@ NOT_YET = "not yet supported in this release: "
 @pytest.mark.parametrize(
     ("spec", "field", "message"),
     [
-        ({"source": {"uri": "s3://bucket/chat"}}, "spec.source.uri", f'{NOT_YET}source.uri with the scheme "s3" (use'),
-        ({"source": {"uri": "hf://org/chat"}}, "spec.source.uri", f'{NOT_YET}source.uri with the scheme "hf" (use'),
         (
             {"source": {"credentialsRef": {"name": "s3-reader"}}},
             "spec.source.credentialsRef",
-            f"{NOT_YET}source.credentialsRef (file:// sources need no credentials)",
+            "source.credentialsRef: mounted folders (file://, pvc://) need no credentials",
         ),
         ({"prefetch": [{"uri": "file:///models/next"}]}, "spec.prefetch", f"{NOT_YET}prefetch"),
     ],
     ids=str,
 )
-def test_fields_of_later_releases_are_refused_and_say_so(
-    namespace: Namespace, spec: dict[str, Any], field: str, message: str
-) -> None:
+def test_what_is_forbidden_says_so(namespace: Namespace, spec: dict[str, Any], field: str, message: str) -> None:
     answer = namespace.refused(model_version(**spec))
     assert f"{field}: Forbidden: {message}" in answer
 
@@ -35,6 +31,9 @@ def test_fields_of_later_releases_are_refused_and_say_so(
 @pytest.mark.parametrize(
     ("spec", "field", "message"),
     [
+        ({"source": {"uri": "ftp://host/chat"}}, "spec.source.uri", 'the scheme "ftp" is not one of file, pvc, s3'),
+        ({"source": {"uri": "https://me:word@host/chat"}}, "spec.source.uri", "must hold no user, password"),
+        ({"source": {"uri": "https://host/chat?X-Signature=1"}}, "spec.source.uri", "must hold no user, password"),
         ({"source": {"uri": "/models/chat"}}, "spec.source.uri", "should match"),
         ({"source": {"uri": "FILE:///models/chat"}}, "spec.source.uri", "should match"),
         ({"source": {"uri": "file:///models/a b"}}, "spec.source.uri", "should match"),
@@ -110,6 +109,16 @@ def test_malformed_fields_are_named(namespace: Namespace, spec: dict[str, Any], 
         {"recovery": {"engineRestart": "Allowed"}},
         {"recovery": {"engineRestart": "Never"}},
         {"revisionHistoryLimit": 0, "suspend": True},
+        {"source": {"uri": "s3://bucket/chat/1.1", "credentialsRef": {"name": "reader"}}},
+        *(
+            {"source": {"uri": uri}}
+            for uri in (
+                "pvc://models/chat",
+                "hf://org/chat@main",
+                "oci://registry:5000/chat:1.1@" + DIGEST,
+                "az://a/c/chat",
+            )
+        ),
     ],
     ids=str,
 )

@@ -170,6 +170,9 @@ failureThreshold: {{ .probe.failureThreshold }}
       mountPath: /var/run/secrets/kubernetes.io/serviceaccount
       readOnly: true
     {{- include "modelswap-engine.controlMount" . | nindent 4 }}
+    {{- include "modelswap-engine.storeMount" . | nindent 4 }}
+    {{- include "modelswap-engine.claimMounts" . | nindent 4 }}
+    {{- include "modelswap-engine.credentialMounts" . | nindent 4 }}
     - name: checkpoints
       mountPath: /var/lib/modelswap-checkpoints
     - name: runtime
@@ -270,6 +273,11 @@ failureThreshold: {{ .probe.failureThreshold }}
       mountPath: {{ .Values.models.mountPath }}
       readOnly: true
     {{- end }}
+    {{- with include "modelswap-engine.storeMount" . }}
+    {{- . | nindent 4 }}
+      readOnly: true
+    {{- end }}
+    {{- include "modelswap-engine.claimMounts" . | nindent 4 }}
     {{- with .Values.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

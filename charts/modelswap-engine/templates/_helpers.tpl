@@ -141,7 +141,80 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- range $roots }}
 - --allow-root={{ . }}
 {{- end }}
+{{- range .Values.sources.allow }}
+- --allow-source={{ . }}
+{{- end }}
+{{- range .Values.sources.claims }}
+- --claim={{ . }}=/claims/{{ . }}
+{{- end }}
+{{- with .Values.sources.credentials }}
+- --credentials-dir=/etc/modelswap/credentials
+{{- range $item := . }}
+{{- range .prefixes }}
+- --source-credentials={{ $item.name }}={{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if .Values.sources.allow }}
+- --store-dir=/var/lib/modelswap-store
+- --store-size={{ required "sources.store.sizeLimit is required with sources.allow: what is fetched is kept there" .Values.sources.store.sizeLimit }}
+{{- end }}
 - --assignment-dir=/etc/modelswap/assignment
 - --auth=kubernetes
 - --allowed-subject=system:serviceaccount:{{ .Values.operator.namespace }}:{{ .Values.operator.serviceAccount }}
+{{- end }}
+
+{{/* The engine's own container reads what was fetched by the same path as the sidecar. */}}
+{{- define "modelswap-engine.storeMount" -}}
+{{- if .Values.sources.allow }}
+- name: store
+  mountPath: /var/lib/modelswap-store
+{{- end }}
+{{- end }}
+
+{{- define "modelswap-engine.claimMounts" -}}
+{{- range .Values.sources.claims }}
+- name: {{ include "modelswap-engine.claimVolume" . }}
+  mountPath: /claims/{{ . }}
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "modelswap-engine.credentialMounts" -}}
+{{- range .Values.sources.credentials }}
+- name: credentials-{{ .name }}
+  mountPath: /etc/modelswap/credentials/{{ .name }}
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "modelswap-engine.claimVolume" -}}
+{{- printf "claim-%s" (sha256sum . | trunc 12) }}
+{{- end }}
+
+{{- define "modelswap-engine.sourceVolumes" -}}
+{{- with .Values.sources }}
+{{- if .allow }}
+- name: store
+  {{- if .store.volume }}
+  {{- toYaml .store.volume | nindent 2 }}
+  {{- else }}
+  emptyDir:
+    sizeLimit: {{ .store.sizeLimit }}
+  {{- end }}
+{{- end }}
+{{- range .claims }}
+- name: {{ include "modelswap-engine.claimVolume" . }}
+  persistentVolumeClaim:
+    claimName: {{ . }}
+    readOnly: true
+{{- end }}
+{{- range .credentials }}
+# The whole Secret: keys that change are seen without a restart.
+- name: credentials-{{ .name }}
+  secret:
+    secretName: {{ .secretName }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
 {{- end }}

@@ -30,7 +30,16 @@ class Logs(StrEnum):
 ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - pods are reached by their address
 
 _LISTS: Final = frozenset(
-    {"allow_root", "allow_source", "claim", "allowed_subject", "weight_loader", "weight_peer", "export_root"}
+    {
+        "allow_root",
+        "allow_source",
+        "source_credentials",
+        "claim",
+        "allowed_subject",
+        "weight_loader",
+        "weight_peer",
+        "export_root",
+    }
 )
 
 ServedModelName: TypeAlias = Annotated[str, typer.Option(help="Model name in the API; default: the folder's name.")]
@@ -54,6 +63,10 @@ AllowSource: TypeAlias = Annotated[
 ]
 CredentialsDir: TypeAlias = Annotated[
     Path | None, typer.Option(help="Folder with one sub-folder of mounted credentials for each name.")
+]
+SourceCredentials: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="Credentials of URIs below a prefix that name none, as NAME=PREFIX (repeatable)."),
 ]
 Claim: TypeAlias = Annotated[
     list[str] | None, typer.Option(help="Mounted claim for pvc:// URIs, as NAME=PATH (repeatable).")
@@ -114,16 +127,22 @@ def settled(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in _LISTS & found.keys():
         found[name] = found[name] or ()
     found["claim"] = tuple(_claim(item) for item in found["claim"])
+    found["source_credentials"] = tuple(_pair(item, "--source-credentials") for item in found["source_credentials"])
     found["store_bytes"] = _quantity(found.pop("store_size"))
     found["state_dir"] = found["state_dir"] or _default_state_dir(found["control_port"])
     return found
 
 
 def _claim(item: str) -> tuple[str, Path]:
-    name, _, path = item.partition("=")
-    if not name or not path.startswith("/"):
-        raise BadRequest(f"--claim {item}: not of the form NAME=/PATH", advice="pass the claim's name and its mount")
+    name, path = _pair(item, "--claim")
     return name, Path(path)
+
+
+def _pair(item: str, option: str) -> tuple[str, str]:
+    name, _, value = item.partition("=")
+    if not name or not value:
+        raise BadRequest(f"{option} {item}: not of the form NAME=VALUE", advice="see --help")
+    return name, value
 
 
 def _quantity(text: str) -> int:

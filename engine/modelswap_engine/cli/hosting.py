@@ -57,6 +57,7 @@ class HostSettings:
     allow_root: tuple[Path, ...]
     allow_source: tuple[str, ...]
     credentials_dir: Path | None
+    source_credentials: tuple[tuple[str, str], ...]
     claim: tuple[tuple[str, Path], ...]
     store_dir: Path | None
     store_bytes: int

@@ -28,6 +28,7 @@ def serve(
     allow_root: host_options.AllowRoot = None,
     allow_source: host_options.AllowSource = None,
     credentials_dir: host_options.CredentialsDir = None,
+    source_credentials: host_options.SourceCredentials = None,
     claim: host_options.Claim = None,
     store_dir: host_options.StoreDir = None,
     store_size: host_options.StoreSize = "",

@@ -33,7 +33,7 @@ def sources_of(settings: HostSettings, *, model: Path) -> Sources:
     elsewhere = ByScheme(dict.fromkeys(SCHEMES, ObjectStores(Credentials(settings.credentials_dir))))
     remote = RemoteSource(
         elsewhere,
-        allowed=Allowed(settings.allow_source),
+        allowed=Allowed(settings.allow_source, credentials=settings.source_credentials),
         store=store,
         records=Records(state / "sources"),
         fetcher=Fetcher(store),

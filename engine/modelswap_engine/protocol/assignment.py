@@ -17,11 +17,12 @@ ASSIGNMENT_KEY: Final = "assignment.json"
 
 
 class AssignmentTarget(Message, frozen=True, kw_only=True):
-    """A version as an assignment names it: always pinned by digest."""
+    """A version as an assignment names it: always pinned by digest; ``credentials`` as in a :class:`VersionRef`."""
 
     version: str = ""
     uri: str = ""
     digest: str = ""
+    credentials: str = ""
 
 
 class AssignmentCandidate(AssignmentTarget, frozen=True, kw_only=True):

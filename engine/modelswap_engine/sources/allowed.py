@@ -21,14 +21,17 @@ class Allowed:
 
     Args:
         prefixes: URIs of folders, repositories or whole buckets.
+        credentials: (name, prefix) of what URIs are asked with that name no credentials; the longest prefix counts.
 
     Raises:
         SourceNotAllowed: one of them is no such URI.
     """
 
-    def __init__(self, prefixes: Sequence[str]) -> None:
+    def __init__(self, prefixes: Sequence[str], *, credentials: Sequence[tuple[str, str]] = ()) -> None:
         self._prefixes = tuple(prefixes)
         self._parts = [_parts(prefix.rstrip("/")) for prefix in prefixes]
+        by_length = sorted(credentials, key=lambda pair: len(pair[1]), reverse=True)
+        self._credentials = [(name, _parts(prefix.rstrip("/"))) for name, prefix in by_length]
 
     def check(self, uri: str) -> None:
         """Refuse a URI that is not below a prefix.
@@ -36,27 +39,36 @@ class Allowed:
         Raises:
             SourceNotAllowed: it is not, or can be understood in two ways.
         """
-        scheme, host, path = _parts(uri.rstrip("/"))
-        for allowed, at, below in self._parts:
-            if (scheme, host) == (allowed, at) and _below(path, below, marks=_REVISIONS.get(scheme, "")):
-                return
+        place = _parts(uri.rstrip("/"))
+        if any(_below(place, prefix) for prefix in self._parts):
+            return
         raise SourceNotAllowed(
             f"{shown(uri, 200)}: not below a source that this engine may read",
             advice=f"allowed: {', '.join(self._prefixes) or 'none'}; add one by --allow-source (chart: sources.allow)",
         )
 
+    def credentials(self, uri: str) -> str:
+        """Return the name of the credentials for a URI that may be read and names none; "" for none."""
+        place = _parts(uri.rstrip("/"))
+        return next((name for name, prefix in self._credentials if _below(place, prefix)), "")
 
-def _below(path: tuple[str, ...], prefix: tuple[str, ...], *, marks: str) -> bool:
-    if len(path) < len(prefix):
+
+_Place = tuple[str, str, tuple[str, ...]]
+"""Scheme, host, segments of the path."""
+
+
+def _below(place: _Place, prefix: _Place) -> bool:
+    (scheme, host, path), (allowed, at, above) = place, prefix
+    if (scheme, host) != (allowed, at) or len(path) < len(above):
         return False
-    if path[: len(prefix)] == prefix:
+    if path[: len(above)] == above:
         return True
-    if not prefix or path[: len(prefix) - 1] != prefix[:-1]:
+    if path[: len(above) - 1] != above[:-1]:
         return False
-    return any(path[len(prefix) - 1].startswith(prefix[-1] + mark) for mark in marks)
+    return any(path[len(above) - 1].startswith(above[-1] + mark) for mark in _REVISIONS.get(scheme, ""))
 
 
-def _parts(uri: str) -> tuple[str, str, tuple[str, ...]]:
+def _parts(uri: str) -> _Place:
     if invisible(uri) or "\\" in uri or "%2f" in uri.lower() or "%2e" in uri.lower():
         _refuse("it has characters that do not belong there")
     try:

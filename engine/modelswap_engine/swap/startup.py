@@ -89,7 +89,7 @@ def _journaled(journal: JournalState, template: VersionRef) -> VersionRef | None
 def _ref(target: AssignmentTarget | None) -> VersionRef | None:
     if target is None:
         return None
-    return VersionRef(version=target.version, uri=target.uri, digest=target.digest)
+    return VersionRef(version=target.version, uri=target.uri, digest=target.digest, credentials=target.credentials)
 
 
 def takeover(accepted: Accepted, assignment: Assignment | None, *, pod_uid: str) -> Accepted | None:

@@ -120,11 +120,11 @@ class Transaction:
     async def _stage(self, decision: Decision, new: Version) -> None:
         core, operation = self._core, self._operation
         operation.advance(_S.FETCHING)
-        work = decision.work
+        work, began = decision.work, core.clock.monotonic()
         fetched = await self._bring(new.resolved, work.names) if isinstance(work, ReadTensors) else None
         order = self._order(decision, new)
         self._staged = True
-        retained, began = core.previous, core.clock.monotonic()
+        retained = core.previous
         if isinstance(order, StageRetained) or order.drop_previous:
             core.previous = None  # whatever happens to it now, it is no longer surely there
         try:

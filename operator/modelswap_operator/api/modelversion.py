@@ -28,11 +28,23 @@ class Value(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defa
     """Base of the API types: camelCase, defaults left out, so that what we apply is what we own."""
 
 
+class CredentialsRef(Value, frozen=True, kw_only=True):
+    """Credentials by the name under which the engine chart mounts them."""
+
+    name: str
+
+
 class Source(Value, frozen=True, kw_only=True):
     """Where the checkpoint is; ``digest`` is a pin when not empty."""
 
     uri: str
     digest: str = ""
+    credentials_ref: CredentialsRef | None = None
+
+    @property
+    def credentials(self) -> str:
+        """The name of the credentials; "" for the pods' own identity."""
+        return self.credentials_ref.name if self.credentials_ref is not None else ""
 
 
 class OnFailure(StrEnum):
@@ -146,7 +158,12 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
     def plan_request(self) -> PlanRequest:
         """Return what a pod is asked to find out what a swap to this would do."""
         return PlanRequest(
-            target=VersionRef(version=self.version, uri=self.source.uri, digest=self.source.digest),
+            target=VersionRef(
+                version=self.version,
+                uri=self.source.uri,
+                digest=self.source.digest,
+                credentials=self.source.credentials,
+            ),
             traffic=self.traffic.to_wire(),
             loading=self.loading.to_wire(),
             adapters=AdapterChange(on_incompatible=self.adapters.on_incompatible),

@@ -90,11 +90,17 @@ class Assessment:
         source = self.spec.source
         for ref in self._known() if self.owned else ():
             if (ref.version, ref.uri) == (self.spec.version, source.uri) and source.digest in ("", ref.digest):
-                return AssignmentTarget(version=ref.version, uri=ref.uri, digest=ref.digest)
+                return self._target(ref.digest)
         found = [result.plan.to_digest for result in self.plans.values() if result.plan is not None]
         found += self._refused()
         digest = next((d for d in found if d and source.digest in ("", d)), "")
-        return AssignmentTarget(version=self.spec.version, uri=source.uri, digest=digest) if digest else None
+        return self._target(digest) if digest else None
+
+    def _target(self, digest: str) -> AssignmentTarget:
+        source = self.spec.source
+        return AssignmentTarget(
+            version=self.spec.version, uri=source.uri, digest=digest, credentials=source.credentials
+        )
 
     def _refused(self) -> list[str]:
         """What the source was resolved to when it was refused; asking again would only hear it again."""

@@ -119,7 +119,11 @@ def _take_over(a: Assessment) -> WriteAssignment | None:
         live = (p.state.live for p in a.counted if p.state is not None and p.state.live is not None)
         # What a trainer sent to one pod cannot be loaded by any other.
         found = next((ref for ref in live if ref.digest and ref.uri and not ref.uri.startswith(RECEIVED)), None)
-        stable = AssignmentTarget(version=found.version, uri=found.uri, digest=found.digest) if found else None
+        stable = (
+            AssignmentTarget(version=found.version, uri=found.uri, digest=found.digest, credentials=found.credentials)
+            if found
+            else None
+        )
     if a.target is not None and stable is not None and stable.digest == a.target.digest:
         stable = a.target
     if stable is None or (current is None and a.target is None):
@@ -144,7 +148,11 @@ def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> Wri
         a.snapshot,
         stable=current.stable if current is not None else None,
         candidate=AssignmentCandidate(
-            version=target.version, uri=target.uri, digest=target.digest, pod_uids=[p.uid for p in first]
+            version=target.version,
+            uri=target.uri,
+            digest=target.digest,
+            credentials=target.credentials,
+            pod_uids=[p.uid for p in first],
         ),
         previous=a.snapshot.ledger.previous,
         why=f"pods stage {target.version} before the first one serves it" if ahead else first_to,

@@ -60,6 +60,12 @@ def test_without_a_prefix_nothing_may_be_read() -> None:
         Allowed([]).check("s3://bucket/m")
 
 
+def test_credentials_are_those_of_the_longest_prefix() -> None:
+    allowed = Allowed(["s3://bucket"], credentials=[("all", "s3://bucket"), ("team", "s3://bucket/team")])
+    uris = ["s3://bucket/team/chat", "s3://bucket/teamwork", "s3://other/team"]
+    assert [allowed.credentials(uri) for uri in uris] == ["team", "all", ""]
+
+
 @pytest.mark.parametrize("uri", ["https://host/m?token=sesame", "https://user:sesame@host/m"])
 def test_secrets_are_not_repeated(uri: str) -> None:
     with pytest.raises(SourceNotAllowed) as refused:

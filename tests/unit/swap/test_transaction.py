@@ -189,8 +189,8 @@ async def test_bytes_that_are_not_the_manifests_are_refused_while_the_old_versio
     target = world.publish("1.1", checkpoint(q=b"QQQQ"))
     resolve = world.sources.resolve
 
-    async def then_damaged(uri):
-        resolved = await resolve(uri)
+    async def then_damaged(uri, **asked):
+        resolved = await resolve(uri, **asked)
         world.sources.checkpoints[target.uri] = checkpoint(q=b"QQQX")
         return resolved
 

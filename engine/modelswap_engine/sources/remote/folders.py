@@ -1,8 +1,8 @@
 """The folders that one version's bytes lie in: its own, and those that its manifest names; opened once, when needed."""
 
 import asyncio
-from collections.abc import Callable
 
+from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.remote.port import Folder, Opener
 
 
@@ -12,15 +12,15 @@ class Folders:
     Args:
         opener: of the URI's scheme.
         uri: of the version.
-        credentials: for all of them.
-        check: refuses places that are not allowed.
+        credentials: named for it; without, each place has those of its prefix.
+        allowed: which places may be read.
     """
 
-    def __init__(self, opener: Opener, uri: str, *, credentials: str, check: Callable[[str], None]) -> None:
+    def __init__(self, opener: Opener, uri: str, *, credentials: str, allowed: Allowed) -> None:
         self._opener = opener
         self._uri = uri
         self._credentials = credentials
-        self._check = check
+        self._allowed = allowed
         self._open: dict[str, Folder] = {}
         self._lock = asyncio.Lock()
 
@@ -29,8 +29,9 @@ class Folders:
         async with self._lock:
             if place not in self._open:
                 uri = place or self._uri
-                self._check(uri)
-                self._open[place] = await self._opener.open(uri, credentials=self._credentials)
+                self._allowed.check(uri)
+                credentials = self._credentials or self._allowed.credentials(uri)
+                self._open[place] = await self._opener.open(uri, credentials=credentials)
             return self._open[place]
 
     async def __aenter__(self) -> "Folders":

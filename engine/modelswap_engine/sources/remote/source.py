@@ -90,7 +90,7 @@ class RemoteSource:
         )
 
     def _folders(self, uri: str, credentials: str) -> Folders:
-        return Folders(self._opener, uri, credentials=credentials, check=self._allowed.check)
+        return Folders(self._opener, uri, credentials=credentials, allowed=self._allowed)
 
     async def _manifest(
         self, contents: RemoteContents, folders: Folders, known: tuple[Found, Manifest] | None
