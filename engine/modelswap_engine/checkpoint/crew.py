@@ -83,14 +83,23 @@ class Crew:
         if not hasattr(self._local, "buffer"):
             self._local.buffer = memoryview(bytearray(self._chunk))
         for position in range(0, nbytes, self._chunk):
-            if self._abandoned.is_set() or self._stop.is_set():
-                raise Cancelled(f"{self._what} was cancelled")
+            self.go_on()
             view: memoryview = self._local.buffer[: min(self._chunk, nbytes - position)]
             files.read_into(opened, offset + position, view)
             yield view
-            self._advance(len(view))
+            self.advance(len(view))
 
-    def _advance(self, count: int) -> None:
+    def go_on(self) -> None:
+        """Return where there is still something to be done.
+
+        Raises:
+            Cancelled: the crew was told to end.
+        """
+        if self._abandoned.is_set() or self._stop.is_set():
+            raise Cancelled(f"{self._what} was cancelled")
+
+    def advance(self, count: int) -> None:
+        """Say that so many bytes more are done."""
         with self._lock:
             self._done += count
             if self._progress is not None:

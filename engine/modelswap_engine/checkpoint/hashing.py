@@ -38,11 +38,7 @@ def hash_tensors(
         Cancelled: ``stop`` was set.
     """
     order = sorted(entries, key=lambda entry: entry.nbytes, reverse=True)
-    with contextlib.ExitStack() as stack:
-        opened = {
-            name: stack.enter_context(_reopen(directory, name, roots=roots, stamp=stamps[name]))
-            for name in sorted({entry.file for entry in order})
-        }
+    with reopened({entry.file for entry in order}, directory=directory, roots=roots, stamps=stamps) as opened:
         crew = Crew("hashing", total=sum(entry.nbytes for entry in order), progress=progress, stop=stop)
 
         def hashed(entry: TensorEntry) -> str:
@@ -52,9 +48,27 @@ def hash_tensors(
             return digest.hexdigest()
 
         hashes = crew.run(hashed, order)
+    return {entry.name: value for entry, value in zip(order, hashes, strict=True)}
+
+
+@contextlib.contextmanager
+def reopened(
+    names: Iterable[str], *, directory: Path, roots: Sequence[Path], stamps: Mapping[str, Stamp]
+) -> Iterator[dict[str, Opened]]:
+    """Open files whose headers were read; at the end of the block they must still be what they were.
+
+    Raises:
+        SourceChanged: a file is not, or not any more, the one whose header was read.
+        SourceUnreadable: the file system refuses.
+    """
+    with contextlib.ExitStack() as stack:
+        opened = {
+            name: stack.enter_context(_reopen(directory, name, roots=roots, stamp=stamps[name]))
+            for name in sorted(names)
+        }
+        yield opened
         for file in opened.values():
             files.check_stamp(file)
-    return {entry.name: value for entry, value in zip(order, hashes, strict=True)}
 
 
 @contextlib.contextmanager

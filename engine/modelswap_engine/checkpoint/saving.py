@@ -4,6 +4,7 @@ The order is the safety argument: tensors, index and side files first, the manif
 when all of it is on the disk. Who reads it sees a whole checkpoint or none.
 """
 
+import errno
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,10 @@ from modelswap_engine.checkpoint.index import INDEX_FILE
 from modelswap_engine.checkpoint.layout import SINGLE_FILE, Reader
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorEntry, encode, make_manifest
 from modelswap_engine.checkpoint.rules import DTYPE_BITS
-from modelswap_engine.protocol.errors import Internal
+from modelswap_engine.protocol.errors import InsufficientDisk, Internal, ModelswapError, Unavailable
 
 _HEADER_ALIGNMENT: Final = 8
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Described(Protocol):
@@ -135,3 +137,18 @@ def sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_at(file: int, offset: int, view: memoryview) -> None:
+    """Write all of some bytes to a place in a file; several threads can do so at once."""
+    done = 0
+    while done < len(view):
+        done += os.pwrite(file, view[done:], offset + done)
+
+
+def unwritable(path: Path, error: OSError, *, volume: str) -> ModelswapError:
+    """Return what a failed write means; ``volume`` is what a person calls the place."""
+    reason = f"{path}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return InsufficientDisk(reason, advice=f"give {volume} more room")
+    return Unavailable(reason, advice=f"check that {volume} is mounted and writable")

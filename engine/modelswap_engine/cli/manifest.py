@@ -108,9 +108,9 @@ def shipped(contents: Contents) -> Manifest | None:
 
 def computed(contents: Contents, roots: tuple[Path, ...]) -> Manifest:
     """Return the manifest as hashed now, with a bar on stderr."""
-    from modelswap_engine.cli.progress import hashing
+    from modelswap_engine.cli.progress import bar
 
-    with hashing(contents.directory.name) as progress:
+    with bar(contents.directory.name) as progress:
         return hash_contents(contents, roots=roots, progress=progress)
 
 

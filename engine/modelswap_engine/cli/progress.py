@@ -1,4 +1,4 @@
-"""A bar on stderr while bytes are hashed; silent where stderr is not a terminal."""
+"""A bar on stderr while bytes are gone through; silent where stderr is not a terminal."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from modelswap_engine.checkpoint.crew import Progress as Report
 
 
 @contextlib.contextmanager
-def hashing(label: str) -> Iterator[Report]:
+def bar(label: str) -> Iterator[Report]:
     """Show progress for the time of the block; what is handed out moves the bar."""
     console = Console(stderr=True)
     columns = (

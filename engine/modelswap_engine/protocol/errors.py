@@ -5,7 +5,7 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
 
     ModelswapError
     ├── Refused            the version cannot be served here; nothing was touched        422
-    │   ├── InvalidCheckpoint, ManifestMismatch, DigestMismatch, IncompatibleModel,
+    │   ├── InvalidCheckpoint, InvalidDelta, ManifestMismatch, DigestMismatch, IncompatibleModel,
     │   │   IncompatibleAdapter, UnsupportedAdapter, AdapterLimit,
     │   │   UnsupportedFormat, SourceNotAllowed, CredentialsNotMounted, PeerNotAllowed, UnsupportedScheme,
     │   │   SourceNotFound,
@@ -93,6 +93,12 @@ class InvalidCheckpoint(Refused):
     """Malformed, truncated, overlapping, duplicate or missing content."""
 
     code = "InvalidCheckpoint"
+
+
+class InvalidDelta(Refused):
+    """A delta pack that is malformed, or does not make the bytes that it promises."""
+
+    code = "InvalidDelta"
 
 
 class UnsupportedFormat(Refused):

@@ -6,7 +6,6 @@ torch, since a sidecar has none, and knows neither engines nor where the folder 
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 import stat
@@ -18,21 +17,17 @@ from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.checkpoint import files
+from modelswap_engine.checkpoint import files, saving
 from modelswap_engine.checkpoint.crew import Crew, Progress
 from modelswap_engine.checkpoint.files import Opened
-from modelswap_engine.checkpoint.saving import Shard, compose_header
-from modelswap_engine.protocol.errors import (
-    InsufficientDisk,
-    ManifestMismatch,
-    ModelswapError,
-    SourceUnreadable,
-    Unavailable,
-)
+from modelswap_engine.checkpoint.saving import Shard, compose_header, write_at
+from modelswap_engine.protocol.errors import ManifestMismatch, SourceUnreadable
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+unwritable = partial(saving.unwritable, volume="the volume of the engine's checkpoints")
+"""What a failed write means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +79,9 @@ def write_shards(
         raise unwritable(folder, error) from None
 
 
-def unwritable(folder: Path, error: OSError) -> ModelswapError:
-    """Return what a failed write means."""
-    reason = f"{folder}: {error.strerror or error}"
-    if error.errno in _FULL:
-        return InsufficientDisk(reason, advice="give the volume of the engine's checkpoints more room")
-    return Unavailable(reason, advice="check that the volume of the engine's checkpoints is mounted and writable")
-
-
 def _begin(file: int, part: Shard, ranges: Mapping[str, TensorRange]) -> Iterator[_Job]:
     header = compose_header(part.tensors)
-    _write_at(file, 0, memoryview(header))
+    write_at(file, 0, memoryview(header))
     position = len(header)
     for entry in part.tensors:
         yield _Job(wanted=ranges[entry.name], file=file, at=position)
@@ -106,7 +93,7 @@ def _copy(crew: Crew, job: _Job) -> None:
     with opened(wanted) as source:
         for chunk in crew.chunks(source, wanted.offset, wanted.nbytes):
             digest.update(chunk)
-            _write_at(job.file, position, chunk)
+            write_at(job.file, position, chunk)
             position += len(chunk)
     if digest.hexdigest() != wanted.sha256:
         raise ManifestMismatch(
@@ -143,9 +130,3 @@ def _unreadable(wanted: TensorRange, reason: str) -> SourceUnreadable:
         advice="check the volume and the permissions of the file",
         details={"tensor": wanted.name, "file": wanted.path},
     )
-
-
-def _write_at(file: int, offset: int, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        done += os.pwrite(file, view[done:], offset + done)
