@@ -22,6 +22,9 @@ from modelswap_engine.checkpoint.rules import refuse
 from modelswap_engine.protocol.errors import SourceNotFound, SourceUnreadable, UnsupportedFormat
 
 SINGLE_FILE: Final = "model.safetensors"
+SIGNATURE_FILE: Final = f"{MANIFEST_FILE}.sig"
+"""Where the signature of a shipped manifest lies; what it is worth is for ``signing`` to say."""
+MAX_SIGNATURE_BYTES: Final = 256 << 10
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -29,12 +32,13 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     """What the headers and side files of a checkpoint say, wherever it lies.
 
     ``tensors`` by name, hashes unknown. ``side_files`` name → bytes. ``shipped`` is the unread manifest beside them,
-    when it was asked for. ``header_bytes`` counts what was read.
+    when it was asked for, ``signature`` what lies beside that. ``header_bytes`` counts what was read.
     """
 
     tensors: dict[str, TensorEntry]
     side_files: dict[str, bytes]
     shipped: bytes | None = None
+    signature: bytes | None = None
     header_bytes: int
 
 
@@ -118,6 +122,7 @@ def read_contents(directory: Path, *, roots: Sequence[Path], shipped: bool = Fal
         tensors=tensors,
         side_files=side_files,
         shipped=manifest,
+        signature=reader.whole(SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES) if manifest is not None else None,
         paths=reader.paths,
         stamps=reader.stamps,
         header_bytes=reader.bytes_read,

@@ -34,6 +34,8 @@ MANIFEST_FILE: Final = "modelswap.manifest.json"
 FORMAT: Final = 1
 MAX_MANIFEST_BYTES: Final = 256 << 20
 MAX_PLACE_CHARACTERS: Final = 2048
+MAX_PROVENANCE: Final = 256
+"""Characters of one value."""
 _DOMAIN: Final = "modelswap.digest/1"
 
 
@@ -66,12 +68,22 @@ class SideFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     canonical_sha256: str
 
 
+class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What who built a manifest says of where the version comes from; it is no part of the digest."""
+
+    who: str = ""
+    when: str = ""
+    base: str = ""
+    job: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=True):
     """What a checkpoint consists of; tensors and side files are sorted by name, names are unique."""
 
     tensors: tuple[TensorEntry, ...]
     side_files: tuple[SideFile, ...] = ()
     architecture: str = ""
+    provenance: Provenance | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def complete(self) -> bool:
@@ -112,6 +124,7 @@ class _Document(msgspec.Struct, kw_only=True, rename="camel"):
     format: int
     digest: str
     architecture: str = ""
+    provenance: Provenance | msgspec.UnsetType = msgspec.UNSET
     side_files: tuple[SideFile, ...] = ()
     tensors: tuple[TensorEntry, ...]
 
@@ -162,6 +175,7 @@ def encode(manifest: Manifest) -> bytes:
         format=FORMAT,
         digest=manifest.digest,
         architecture=manifest.architecture,
+        provenance=manifest.provenance,
         side_files=manifest.side_files,
         tensors=manifest.tensors,
     )
@@ -182,7 +196,13 @@ def decode(data: bytes, *, file: str = MANIFEST_FILE) -> Manifest:
         _check_side_file(side, file=file)
     _check_order([entry.name for entry in document.tensors], what="tensors", file=file)
     _check_order([side.name for side in document.side_files], what="side files", file=file)
-    manifest = Manifest(tensors=document.tensors, side_files=document.side_files, architecture=document.architecture)
+    check_provenance(document.provenance, file=file)
+    manifest = Manifest(
+        tensors=document.tensors,
+        side_files=document.side_files,
+        architecture=document.architecture,
+        provenance=document.provenance,
+    )
     if manifest.digest != document.digest:
         raise ManifestMismatch(
             f"{file}: it states the digest {document.digest[:80]!r}, but what it lists has {manifest.digest}",
@@ -206,6 +226,17 @@ def _parse(data: bytes, *, file: str) -> _Document:
     if document.format != FORMAT:
         refuse(f"format {document.format} is not known, only {FORMAT}", file=file, advice="update modelswap")
     return document
+
+
+def check_provenance(found: Provenance | msgspec.UnsetType, *, file: str) -> None:
+    """Refuse what could not be shown to a person as it is.
+
+    Raises:
+        InvalidCheckpoint: a value that is too long, or holds control or invisible characters.
+    """
+    for key, value in msgspec.structs.asdict(found).items() if found else ():
+        if len(value) > MAX_PROVENANCE or invisible(value):
+            refuse(f"provenance {key}: longer than {MAX_PROVENANCE} characters, or not plain text", file=file)
 
 
 def _check_tensor(entry: TensorEntry, *, file: str) -> None:

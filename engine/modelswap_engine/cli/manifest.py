@@ -1,4 +1,4 @@
-"""``modelswap manifest build|show|verify``: works with the base install, without torch and without an engine."""
+"""``modelswap manifest build|sign|show|verify``: works with the base install, without torch and without an engine."""
 
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -10,11 +10,19 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import check_shipped, hash_contents
 from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
+from modelswap_engine.cli import signatures
 from modelswap_engine.cli.files import write_whole
 from modelswap_engine.cli.options import Format, Output
-from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotFound
+from modelswap_engine.cli.signatures import (
+    ProvenanceWords,
+    SigningCertificate,
+    SigningChain,
+    SigningKey,
+    TrustedKeys,
+)
+from modelswap_engine.protocol.errors import BadRequest, ManifestMismatch, SourceNotFound
 
-app = typer.Typer(help="Write, show and check the manifest of a checkpoint folder.", no_args_is_help=True)
+app = typer.Typer(help="Write, sign, show and check the manifest of a checkpoint folder.", no_args_is_help=True)
 
 Folder: TypeAlias = Annotated[Path, typer.Argument(help="Checkpoint folder: config.json, model.safetensors or shards.")]
 Roots: TypeAlias = Annotated[
@@ -33,16 +41,49 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command()
-def build(folder: Folder, target: Target = None, root: Roots = None, form: Form = Output.TEXT) -> None:
+def build(
+    folder: Folder,
+    target: Target = None,
+    root: Roots = None,
+    form: Form = Output.TEXT,
+    sign: SigningKey = None,
+    certificate: SigningCertificate = None,
+    chain: SigningChain = None,
+    provenance: ProvenanceWords = None,
+) -> None:
     """Hash every tensor of DIR and write its manifest, so that a swap fetches only what changed."""
+    if sign is None and (certificate is not None or chain):
+        raise BadRequest("--certificate and --chain belong to --sign", advice="name the certificate's key with --sign")
+    if sign is not None and target == Path("-"):
+        raise BadRequest("a manifest on standard output has no place beside it for a signature", advice="omit --sign")
+    given = signatures.provenance(provenance or [])
     contents, roots = read(folder, root)
-    manifest = computed(contents, roots)
+    manifest = msgspec.structs.replace(computed(contents, roots), provenance=given)
+    data = manifests.encode(manifest)
     if target == Path("-"):
-        typer.echo(manifests.encode(manifest), nl=False)
+        typer.echo(data, nl=False)
         return
     path = target or folder / MANIFEST_FILE
-    write_whole(path, manifests.encode(manifest))
+    signature = signatures.signed(data, key=sign, certificate=certificate, chain=chain or []) if sign else None
+    write_whole(path, data)
+    signatures.put(signature, beside=path)
     _summary(manifest, form, path=path)
+
+
+@app.command()
+def sign(
+    folder: Folder,
+    key: Annotated[Path, typer.Option("--key", metavar="KEY", help="Private key (PEM).")],
+    certificate: SigningCertificate = None,
+    chain: SigningChain = None,
+    root: Roots = None,
+) -> None:
+    """Sign the manifest that DIR has, or sign it anew; no tensor is read."""
+    contents, _ = read(folder, root)
+    if shipped(contents) is None or contents.shipped is None:
+        raise _no_manifest(folder)
+    signature = signatures.signed(contents.shipped, key=key, certificate=certificate, chain=chain or [])
+    signatures.put(signature, beside=folder / MANIFEST_FILE)
 
 
 @app.command()
@@ -60,14 +101,13 @@ def show(folder: Folder, root: Roots = None, output: Format = Output.TEXT) -> No
 
 
 @app.command()
-def verify(folder: Folder, root: Roots = None, output: Format = Output.TEXT) -> None:
-    """Hash every tensor of DIR again and compare with its shipped manifest."""
+def verify(folder: Folder, root: Roots = None, output: Format = Output.TEXT, key: TrustedKeys = None) -> None:
+    """Hash every tensor of DIR again and compare with its shipped manifest; with --key check its signature first."""
     contents, roots = read(folder, root)
     stated = shipped(contents)
-    if stated is None:
-        raise SourceNotFound(
-            f"{folder}: there is no {MANIFEST_FILE}", advice=f"write one with: modelswap manifest build {folder}"
-        )
+    if stated is None or contents.shipped is None:
+        raise _no_manifest(folder)
+    signer = signatures.verified(contents.shipped, contents.signature, trusted=key) if key else ""
     actual = computed(contents, roots)
     wrong = [entry for entry in stated.tensors if actual.by_name[entry.name].sha256 != entry.sha256]
     if wrong:
@@ -77,7 +117,7 @@ def verify(folder: Folder, root: Roots = None, output: Format = Output.TEXT) -> 
             advice="fetch the checkpoint again; if the change is wanted, build the manifest again",
             details={"tensor": wrong[0].name, "expected": wrong[0].sha256},
         )
-    _summary(stated, output, path=folder / MANIFEST_FILE)
+    _summary(stated, output, path=folder / MANIFEST_FILE, signer=signer)
 
 
 def load(folder: Path, roots: list[Path] | None) -> Manifest:
@@ -114,7 +154,14 @@ def computed(contents: Contents, roots: tuple[Path, ...]) -> Manifest:
         return hash_contents(contents, roots=roots, progress=progress)
 
 
-def _summary(manifest: Manifest, form: Output, *, path: Path | None) -> None:
+def _no_manifest(folder: Path) -> SourceNotFound:
+    return SourceNotFound(
+        f"{folder}: there is no {MANIFEST_FILE}", advice=f"write one with: modelswap manifest build {folder}"
+    )
+
+
+def _summary(manifest: Manifest, form: Output, *, path: Path | None, signer: str = "") -> None:
+    provenance = msgspec.to_builtins(manifest.provenance) if manifest.provenance else {}
     if form is Output.JSON:
         facts = {
             "digest": manifest.digest,
@@ -123,6 +170,8 @@ def _summary(manifest: Manifest, form: Output, *, path: Path | None) -> None:
             "bytes": manifest.total_bytes,
             "sideFiles": [side.name for side in manifest.side_files],
             "path": str(path) if path is not None else "",
+            "provenance": provenance,
+            "signedBy": signer,
         }
         typer.echo(msgspec.json.encode(facts))
         return
@@ -132,5 +181,9 @@ def _summary(manifest: Manifest, form: Output, *, path: Path | None) -> None:
     typer.echo(f"architecture  {manifest.architecture or '(none stated)'}")
     typer.echo(f"tensors       {len(manifest.tensors)} ({size(manifest.total_bytes)})")
     typer.echo(f"side files    {', '.join(side.name for side in manifest.side_files) or '(none)'}")
+    for word, value in provenance.items():
+        typer.echo(f"{word:<13} {value}")
     if path is not None:
         typer.echo(f"manifest      {path}")
+    if signer:
+        typer.echo(f"signed by     {signer}")

@@ -9,6 +9,7 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     │   │   IncompatibleAdapter, UnsupportedAdapter, AdapterLimit,
     │   │   UnsupportedFormat, SourceNotAllowed, CredentialsNotMounted, PeerNotAllowed, UnsupportedScheme,
     │   │   SourceNotFound,
+    │   │   SignatureMissing, SignatureInvalid, TrustedKeysUnusable,
     │   │   InsufficientMemory, InsufficientDisk, UnsupportedChange, Unverifiable, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
     │   ├── SourceUnreadable, SourceDenied, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable,
@@ -117,6 +118,25 @@ class DigestMismatch(Refused):
     """The content digest is not the pinned one."""
 
     code = "DigestMismatch"
+
+
+class SignatureMissing(Refused):
+    """Only signed versions are taken, and this one has no manifest, or no signature beside it."""
+
+    code = "SignatureMissing"
+
+
+class SignatureInvalid(Refused):
+    """The signature is not one of this manifest by a trusted key or certificate."""
+
+    code = "SignatureInvalid"
+
+
+class TrustedKeysUnusable(Refused):
+    """The keys that signatures are to be held against are not mounted in this engine, or cannot be read."""
+
+    code = "TrustedKeysUnusable"
+    retryable = True
 
 
 class IncompatibleModel(Refused):
