@@ -10,6 +10,7 @@ import typer
 
 from modelswap_engine.cli.options import (
     Adapters,
+    CredentialsName,
     Digest,
     Format,
     Incompatible,
@@ -85,6 +86,7 @@ def plan(
     source: Source,
     version: Label = "",
     digest: Digest = "",
+    credentials: CredentialsName = "",
     mode: Mode = TrafficMode.DRAIN,
     loading: LoadMode = LoadingMode.AUTO,
     adapter: Adapters = None,
@@ -97,7 +99,7 @@ def plan(
     from modelswap_engine.cli import render
 
     request = PlanRequest(
-        target=VersionRef(version=version, uri=_uri(source), digest=digest),
+        target=VersionRef(version=version, uri=_uri(source), digest=digest, credentials=credentials),
         traffic=Traffic(mode=mode),
         loading=Loading(mode=loading),
         adapters=_adapters(adapter, base_digest=digest, on_incompatible=on_incompatible),
@@ -112,6 +114,7 @@ def swap(
     source: Source,
     version: Label = "",
     digest: Digest = "",
+    credentials: CredentialsName = "",
     mode: Mode = TrafficMode.DRAIN,
     timeout: Timeout = 60.0,
     on_timeout: Late = OnTimeout.CANCEL_SWAP,
@@ -132,7 +135,7 @@ def swap(
     output: Format = Output.TEXT,
 ) -> None:
     """Make the engine serve another version."""
-    target = VersionRef(version=version, uri=_uri(source), digest=digest)
+    target = VersionRef(version=version, uri=_uri(source), digest=digest, credentials=credentials)
     adapters = _adapters(adapter, base_digest=digest, on_incompatible=on_incompatible)
     prompts = [PromptCheck(prompt=text, max_logprob_delta=max_logprob_delta) for text in check_prompt or []]
     checks = Checks(prompts=prompts)

@@ -31,6 +31,10 @@ Format: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="text 
 Source: TypeAlias = Annotated[str, typer.Option(help="Where the checkpoint is, e.g. file:///models/m-1.1.")]
 Label: TypeAlias = Annotated[str, typer.Option("--version", help="Label of the version, for people.")]
 Digest: TypeAlias = Annotated[str, typer.Option(help="Pin: refuse any other content (sha256:…).")]
+CredentialsName: TypeAlias = Annotated[
+    str,
+    typer.Option("--credentials", help="Name of credentials, mounted at the engine, for the source."),
+]
 Mode: TypeAlias = Annotated[TrafficMode, typer.Option(help="What happens to requests in flight.")]
 Timeout: TypeAlias = Annotated[float, typer.Option(help="Seconds a Drain waits for requests in flight.")]
 Late: TypeAlias = Annotated[OnTimeout, typer.Option(help="What a Drain does when they take longer.")]

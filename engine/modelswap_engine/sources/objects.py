@@ -4,17 +4,20 @@ Knows nothing of checkpoints. What a store's client says of an error can hold si
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
+import msgspec
 import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
 from modelswap_engine.checkpoint.rules import shown
 from modelswap_engine.protocol.errors import (
+    ModelswapError,
     SourceChanged,
     SourceDenied,
     SourceNotAllowed,
@@ -27,11 +30,31 @@ from modelswap_engine.sources.remote.port import FileStat
 SCHEMES: Final[Mapping[str, str]] = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 """Scheme → how the names of its settings begin, in the environment as in mounted credentials."""
 CHUNK_BYTES: Final = 4 << 20
-_STALL: Final = timedelta(seconds=30)
-_CONNECT: Final = timedelta(seconds=10)
-_WHOLE: Final = timedelta(minutes=10)
-_RETRY: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
+_EXPIRED: Final = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "RequestExpired")
+"""Codes of S3's answers 400 to credentials whose time is over."""
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_MEANINGS: Final = (
+    ("body error", "it broke off"),
+    ("non-partial response", "the whole file came instead of a range"),
+    ("requested", "another range came"),
+    ("timed out", "it took too long"),
+    ("error sending request", "no answer came"),
+    ("dns", "its name is not known"),
+)
+"""What is said of a text that holds a sign, without what could hold a signed address."""
 _NO_RIGHT: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+
+
+class ObjectSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient the client is: seconds, and how often it asks again before it says so (then the fetch is)."""
+
+    connect: float = 10.0
+    stall: float = 30.0
+    whole: float = 600.0
+    retries: int = 2
+
+
+PATIENT: Final = ObjectSettings()
 
 
 class ObjectStores:
@@ -39,21 +62,31 @@ class ObjectStores:
 
     Args:
         credentials: those that are mounted; the process's own (environment, workload identity) otherwise.
+        settings: how patient to be.
     """
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, *, settings: ObjectSettings = PATIENT) -> None:
         self._credentials = credentials
+        self._options = {
+            "connect_timeout": timedelta(seconds=settings.connect),
+            "read_timeout": timedelta(seconds=settings.stall),
+            "timeout": timedelta(seconds=settings.whole),
+        }
+        self._retry: Any = {"max_retries": settings.retries, "retry_timeout": timedelta(seconds=2 * settings.stall)}
 
     async def open(self, uri: str, *, credentials: str) -> "ObjectFolder":
         """Open a folder by its URI; nothing is asked yet."""
         values = await asyncio.to_thread(self._credentials.read, credentials)
         begins = SCHEMES[uri.partition(":")[0].lower()]
         config: Any = {key.lower(): value for key, value in values.items() if key.upper().startswith(begins)}
-        options: Any = {"read_timeout": _STALL, "connect_timeout": _CONNECT, "timeout": _WHOLE}
+        options: Any = dict(self._options)
+        # An option of the connection by its nature, a setting of the store by its name.
+        if config.pop(f"{begins.lower()}allow_http", "").lower() == "true":
+            options["allow_http"] = True
         if CA in values:
             options["root_certificate"] = values[CA]
         try:
-            store = from_url(uri, config=config, client_options=options, retry_config=_RETRY)
+            store = from_url(uri, config=config, client_options=options, retry_config=self._retry)
         except (exceptions.BaseError, ValueError) as error:
             raise SourceNotAllowed(
                 f"{shown(uri, 200)}: its store cannot be used: {type(error).__name__}",
@@ -119,19 +152,35 @@ class ObjectFolder:
         try:
             yield
         except FileNotFoundError:
-            raise SourceChanged(
-                f"{self.uri}: {what} is not there any more", advice="upload the version again", details={"file": what}
-            ) from None
+            raise self._gone(what) from None
         except exceptions.PreconditionError:
             raise self._changed(what) from None
         except _NO_RIGHT:
             raise self._no_right(what) from None
         except (exceptions.BaseError, OSError, ValueError) as error:
-            raise SourceUnreadable(
-                f"{self.uri}: {what} cannot be read: {_kind(error)}",
-                advice="it is tried again; check the store's address and the network",
-                details={"file": what},
-            ) from None
+            raise self._understood(what, str(error)) from None
+
+    def _understood(self, what: str, text: str) -> ModelswapError:
+        """Tell by a text what the type of the client's error does not."""
+        found = _STATUS.search(text)
+        status = found[1] if found else ""
+        if "precondition" in text.lower():  # between two parts of one body
+            return self._changed(what)
+        if status in {"401", "403"} or any(sign in text for sign in _EXPIRED):
+            return self._no_right(what)
+        if status == "404":
+            return self._gone(what)
+        said = next((meaning for sign, meaning in _MEANINGS if sign in text.lower()), "the store's client failed")
+        return SourceUnreadable(
+            f"{self.uri}: {what} cannot be read: {f'it answered {status}' if status else said}",
+            advice="it is tried again; check the store's address and the network",
+            details={"file": what},
+        )
+
+    def _gone(self, what: str) -> SourceChanged:
+        return SourceChanged(
+            f"{self.uri}: {what} is not there any more", advice="upload the version again", details={"file": what}
+        )
 
     def _changed(self, name: str) -> SourceChanged:
         return SourceChanged(
@@ -150,21 +199,3 @@ class ObjectFolder:
 
 def _stat(meta: Any) -> FileStat:
     return FileStat(size=meta["size"], revision=meta["e_tag"] or meta["version"] or "")
-
-
-def _kind(error: BaseException) -> str:
-    """Say what happened without what could hold a signed address."""
-    text = str(error)
-    for sign, meaning in (
-        ("read timeout", "it sent nothing for too long"),
-        ("timed out", "it took too long"),
-        ("connect", "no connection"),
-        ("dns", "its name is not known"),
-        ("decoding response body", "it broke off"),
-        ("503", "it answered 503"),
-        ("429", "it answered 429"),
-        ("500", "it answered 500"),
-    ):
-        if sign in text.lower():
-            return meaning
-    return type(error).__name__
