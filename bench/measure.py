@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
 
 from bench.decode import DecodeRow, measure_decode
+from bench.delta import DeltaRow, measure_delta
 from bench.diff import DiffRow, measure_diff
 from bench.engine import BenchEngine, SwapTime, running, unthrottled
 from bench.gate import GateRow, measure_gate
@@ -23,8 +25,8 @@ from bench.seen import median
 from bench.turns import Budget
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 
-Measurement = Literal["gate", "diff", "modes", "decode", "swap", "alternatives", "memory", "staging", "check"]
-ONCE: Final[tuple[Measurement, ...]] = ("gate", "diff", "modes", "decode")
+Measurement = Literal["gate", "diff", "delta", "modes", "decode", "swap", "alternatives", "memory", "staging", "check"]
+ONCE: Final[tuple[Measurement, ...]] = ("gate", "diff", "delta", "modes", "decode")
 """Measured once, with a model of the size and the shape of the demo's."""
 EACH: Final[tuple[Measurement, ...]] = ("swap", "alternatives", "memory")
 """Measured with each size."""
@@ -109,6 +111,7 @@ class OnceResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     gate: GateRow | None = None
     diff: DiffRow | None = None
+    delta: list[DeltaRow] = []
     modes: ModesResult | None = None
     decode: DecodeRow | None = None
 
@@ -118,12 +121,16 @@ async def measure_once(
 ) -> OnceResult:
     """Measure what does not depend on the size of a model."""
     gate = diff = modes = decode = None
+    delta = list[DeltaRow]()
     if "gate" in wanted:
         report("the way in, without an engine")
         gate = await measure_gate(budget)
     if "diff" in wanted:
         report("modelswap diff, with manifests")
         diff = await asyncio.to_thread(measure_diff, budget)
+    if "delta" in wanted:
+        report(f"packs of changed elements, up to {turns} turns")
+        delta = await asyncio.to_thread(partial(measure_delta, budget, turns=turns))
     if {"modes", "decode"} & set(wanted):
         report("making the model, or finding it in the cache")
         model = await asyncio.to_thread(ensure, SMALL, SMALL_LAYERS, whole=True)
@@ -132,7 +139,7 @@ async def measure_once(
             modes = await measure_modes(model, budget=budget, turns=turns, report=report, settings=roomy)
         if "decode" in wanted:
             decode = await measure_decode(model, budget=budget, turns=turns, report=report, settings=settings)
-    return OnceResult(gate=gate, diff=diff, modes=modes, decode=decode)
+    return OnceResult(gate=gate, diff=diff, delta=delta, modes=modes, decode=decode)
 
 
 async def measure(

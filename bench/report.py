@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from rich.table import Table
 
+from bench.delta import DeltaRow
 from bench.measure import ModelResult, OnceResult
 from bench.modes import ModesResult
 
@@ -129,6 +130,8 @@ def tables(once: OnceResult, results: Sequence[ModelResult]) -> Iterator[Table]:
     """Yield one table for each kind of measurement that was made."""
     if once.modes is not None:
         yield _modes_table(once.modes)
+    if once.delta:
+        yield _delta_table(once.delta)
     if any(result.swaps for result in results):
         yield _swap_table(results)
     if any(result.alternatives for result in results):
@@ -154,6 +157,22 @@ def _modes_table(found: ModesResult) -> Table:
             f"{row.commit_microseconds:.0f}",
             *(_milliseconds(value) for value in after),
             str(row.waited),
+        )
+    return table
+
+
+def _delta_table(rows: Sequence[DeltaRow]) -> Table:
+    table = _table(
+        f"Packs of changed bf16 elements in {_gigabytes(rows[0].nbytes)}, {rows[0].cores} cores (GB/s of tensors)",
+        "elements", "pack", "smaller", "build", "make", "make + hash", "copy", "SHA-256",
+    )  # fmt: skip
+    for row in rows:
+        speeds = (row.build, row.make, row.prove, row.copy, row.sha256)
+        table.add_row(
+            f"{100 * row.share:.0f} %",
+            _megabytes(row.pack_bytes),
+            f"{row.ratio:.1f} ×",
+            *(f"{speed / 1e9:.2f}" for speed in speeds),
         )
     return table
 

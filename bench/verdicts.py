@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from bench.delta import DeltaRow
 from bench.measure import ModelResult, OnceResult
 from bench.modes import GapsRow, ModeRow, ModesResult
 from bench.report import Ratios
@@ -20,6 +21,8 @@ RELOAD_BYTES: Final = 1.9e9
 STAGING: Final = 0.7
 CHECK: Final = 0.8
 DIFF_SECONDS: Final = 1.0
+SMALLER: Final = {0.01: 30.0, 0.03: 12.0}
+MADE_ON_TWO_CORES: Final = 1e9
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -63,6 +66,8 @@ def verdicts(once: OnceResult, results: Sequence[ModelResult], found: Ratios) ->
             measured=f"{diff.seconds:.2f} s at {diff.nbytes / 1e9:.1f} GB ({diff.tensors} tensors, start-up included)",
             met=diff.seconds < DIFF_SECONDS,
         )
+    for row in once.delta:
+        yield from _delta(row)
     yield from _windows(results, found)
     if found.staging_to_bound is not None:
         yield _share(
@@ -74,6 +79,23 @@ def verdicts(once: OnceResult, results: Sequence[ModelResult], found: Ratios) ->
         yield _share("staging what is on the volume only, of the same", found.volume_to_bound, STAGING)
     if found.check_to_sha256 is not None:
         yield _share("hashing live tensors, of SHA-256 on all cores", found.check_to_sha256, CHECK)
+
+
+def _delta(row: DeltaRow) -> Iterator[Verdict]:
+    elements = f"{100 * row.share:.0f} % of bf16 elements changed"
+    yield Verdict(
+        what=f"delta pack, {elements}: its bytes by those of the tensors",
+        asked=f"<= 1/{SMALLER[row.share]:.0f}",
+        measured=f"1/{row.ratio:.1f}",
+        met=row.ratio >= SMALLER[row.share],
+    )
+    yield Verdict(
+        what=f"making tensors from it before hashing, {elements}",
+        asked=f">= {MADE_ON_TWO_CORES / 1e9:.0f} GB/s on two cores",
+        measured=f"{row.on_two_cores / 1e9:.1f} GB/s ({100 * row.make / row.copy:.0f} % of copying; "
+        f"hashed {100 * row.prove / row.sha256:.0f} % of SHA-256)",
+        met=row.on_two_cores >= MADE_ON_TWO_CORES,
+    )
 
 
 def _share(what: str, measured: float, asked: float) -> Verdict:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.decode import DecodeRow
+from bench.delta import DeltaRow, measure_delta
 from bench.diff import DiffRow
 from bench.gate import GateRow
 from bench.measure import AlternativesRow, ModelResult, OnceResult, SpeedRow, SwapRow
@@ -45,6 +46,13 @@ def result(gigabytes: int, *rows: SwapRow, alternatives: AlternativesRow | None 
     return ModelResult(
         nbytes=gigabytes * 10**9, layers=2, start_seconds=1.0, swaps=list(rows), alternatives=alternatives
     )
+
+
+def delta_row(*, share: float, pack_bytes: int, make: float = 4e9) -> DeltaRow:
+    return DeltaRow(
+        share=share, nbytes=10**9, pack_bytes=pack_bytes, turns=2, cores=4, build=1e9, make=make, prove=2e9, copy=8e9,
+        sha256=4e9,
+    )  # fmt: skip
 
 
 @given(numbers, numbers, st.lists(st.floats(-1e3, 1e3), min_size=2, unique_by=lambda x: round(x, 1)))
@@ -130,13 +138,16 @@ def test_verdicts_say_what_was_asked_what_was_measured_and_whether_it_was_met() 
     once = OnceResult(
         gate=GateRow(admission_microseconds=7.0, registry_microseconds=2.0, total_microseconds=9.0, turns=3, others=16),
         diff=DiffRow(seconds=0.3, nbytes=4 * 10**9, tensors=240, turns=3),
+        delta=[delta_row(share=0.01, pack_bytes=16 * 10**6), delta_row(share=0.03, pack_bytes=10**8, make=1.9e9)],
         modes=ModesResult(nbytes=1, clients=2, modes=rows, overlapping=gaps, split=gaps),
         decode=DecodeRow(nbytes=1, turns=2, alone=40.0, while_staging=30.0, kept=0.75, staged_bytes_per_second=4e8),
     )
     large = result(2, row(12, 1000.0), row(64, 1000.0), alternatives=alternatives(diff=1, reload=1.5, restart=9))
     results = [result(1, row(12, 1000.0), row(64, 1000.0)), large]
     said = {verdict.what: verdict for verdict in verdicts(once, results, ratios(results))}
-    assert [verdict.met for verdict in said.values()] == [True, False, False, None, False, True, True, True, None]
+    assert [verdict.met for verdict in said.values()] == [
+        True, False, False, None, False, True, True, True, True, False, False, True, None,
+    ]  # fmt: skip
     window = said["full reload in place, by the commit window"]
     assert (window.asked, window.measured) == (">= 1000 × at 2 GB", "1500 × at 2.00 GB")
     assert "slope about 0; measured 1000 µs +0.0 µs for each GB" in said["commit window against model size"].line()
@@ -202,6 +213,14 @@ async def test_gaps_are_between_tokens_of_one_request(monkeypatch: pytest.Monkey
     assert two.gap_at(2.0) == (5.0, 1)
     clock.now = 11.0
     assert record.rate(1.0) == pytest.approx(0.4)
+
+
+def test_a_table_of_packs_has_a_row_for_each_share() -> None:
+    rows = measure_delta(Budget(0.0), turns=1, elements=5000)
+    assert [row.share for row in rows] == [0.01, 0.03]
+    assert all(row.nbytes == 16 * 10_000 and row.make > 0 and row.prove > 0 for row in rows)
+    assert rows[0].ratio > rows[1].ratio > 1
+    assert [table.row_count for table in tables(OnceResult(delta=rows), [])] == [2]
 
 
 def test_a_random_model_is_a_valid_checkpoint_with_the_hashes_it_states(

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-BLOCK_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 2 << 20
 """Bytes of a tensor that are one block; the last one is what is left. A part of the format; small, so that what is
 worked on stays in a core's cache."""
 

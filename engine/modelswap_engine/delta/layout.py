@@ -19,7 +19,7 @@ Only these headers are accepted; each rule has an attack in ``tests/attacks/test
  D5 hashes are 64 hex digits, digests ``sha256:`` and such a hash; ``base`` is a hash or empty, and not ``sha256``
  D6 ranges lie one after the other, begin with the data and end with the file
  D7 a tensor has at least a frame's head for each block, and at most that and its bytes
- D8 side files are of known names, sorted and unique, at most 128 MiB, and never longer than packed
+ D8 side files are of known names, sorted and unique, at most 128 MiB, and packed in no more bytes than they have
 """
 
 import hashlib

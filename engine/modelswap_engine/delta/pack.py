@@ -28,7 +28,7 @@ from modelswap_engine.delta.layout import (
 )
 from modelswap_engine.protocol.errors import DigestMismatch
 
-WINDOW_BYTES: Final = 2 << 20
+WINDOW_BYTES: Final = 2 * BLOCK_BYTES
 """What is read of a pack at once; room for any frame."""
 
 ReadBase = Callable[[int, memoryview], object]

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,23 @@ def test_a_tensor_is_read_and_made_in_windows(tmp_path: Path) -> None:
     assert max(count for _, count in ranges.read) <= WINDOW_BYTES
     assert max(pieces) == BLOCK_BYTES
     assert sum(count for _, count in ranges.read) == ranges.size == header_bytes + pack.entries["w"].size
+
+
+def test_memory_does_not_grow_with_a_tensor(tmp_path: Path) -> None:
+    def peak(blocks: int) -> int:
+        old = bytearray(blocks * BLOCK_BYTES)
+        new = bytearray(old)
+        new[::200] = b"!" * len(new[::200])
+        pack = opened(pack_of(tmp_path / str(blocks), tensor(bytes(old)), tensor(bytes(new))))
+        read = reader(bytes(old))
+        tracemalloc.start()
+        try:
+            apply([Step(pack, pack.entries["w"])], base=read, write=len)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(9) < peak(3) + (1 << 20)
 
 
 OLD: dict[str, Tensor] = {"a": ("BF16", (300,), b"abcdef" * 100), "b": ("U8", (2,), b"xy"), "c": ("U8", (), b"c")}
@@ -188,7 +206,10 @@ def test_a_base_that_is_not_what_its_manifest_says_is_found_out(tmp_path: Path, 
 def test_nothing_is_packed_from_bytes_that_no_manifest_says(tmp_path: Path, old: Folder, new: Folder) -> None:
     with pytest.raises(ManifestMismatch, match="tensor a: its bytes in"):
         build_pack(rewritten(old, -9), new, tmp_path / "pack")
-    assert {file.name for file in tmp_path.iterdir()} == {"old", "new"}
+    one, other = (written(tmp_path / str(number), tensor(bytes([number]) * 2)) for number in range(2))
+    with pytest.raises(ManifestMismatch, match="tensor w: its bytes in"):
+        build_pack(one, rewritten(other), tmp_path / "pack")
+    assert {file.name for file in tmp_path.iterdir()} == {"old", "new", "0", "1"}
 
 
 def test_a_folder_that_is_written_to_meanwhile_is_found_out(tmp_path: Path, old: Folder, new: Folder) -> None:
@@ -207,17 +228,24 @@ def test_a_damaged_pack_leaves_no_folder(tmp_path: Path, old: Folder, pack: Path
     with opened_pack(pack) as found, pytest.raises(InvalidDelta, match=r"pack: tensor 'a': bytes \d+-\d+: ") as caught:
         apply_pack(found, old, tmp_path / "made")
     assert caught.value.details["file"] == "pack"
+    data[at] ^= 1
+    data[-1] ^= 1
+    pack.write_bytes(data)
+    with opened_pack(pack) as found, pytest.raises(InvalidDelta, match=r"side file config.json: its sha256"):
+        apply_pack(found, old, tmp_path / "made")
     assert {file.name for file in tmp_path.iterdir()} == {"old", "new", "pack"}
 
 
-def test_work_can_be_ended(tmp_path: Path, old: Folder, new: Folder, pack: Path) -> None:
+def test_work_can_be_ended(tmp_path: Path) -> None:
+    old, new = (written(tmp_path / str(number), tensor(bytes([number]) * 2)) for number in range(2))
     stop = threading.Event()
     stop.set()
     with pytest.raises(Cancelled):
-        build_pack(old, new, tmp_path / "other", stop=stop)
-    with opened_pack(pack) as found, pytest.raises(Cancelled):
+        build_pack(old, new, tmp_path / "pack", stop=stop)
+    build_pack(old, new, tmp_path / "pack")
+    with opened_pack(tmp_path / "pack") as found, pytest.raises(Cancelled):
         apply_pack(found, old, tmp_path / "made", stop=stop)
-    assert {file.name for file in tmp_path.iterdir()} == {"old", "new", "pack"}
+    assert {file.name for file in tmp_path.iterdir()} == {"0", "1", "pack"}
 
 
 def test_progress_ends_with_all_bytes(tmp_path: Path, old: Folder, new: Folder) -> None:
@@ -236,9 +264,10 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(InsufficientDisk, match="No space left") as caught:
-        build_pack(old, new, tmp_path / "other")
+    for call in ("fsync", "pwrite"):
+        monkeypatch.setattr(os, call, full)
+        with pytest.raises(InsufficientDisk, match="No space left") as caught:
+            build_pack(old, new, tmp_path / "other")
     assert caught.value.advice == "give the volume of the pack more room"
     with opened_pack(pack) as found, pytest.raises(InsufficientDisk, match="No space left"):
         apply_pack(found, old, tmp_path / "made")
