@@ -26,6 +26,7 @@ from bench.measure import LARGEST, MEASUREMENTS, ONCE, ModelResult, OnceResult, 
 from bench.models import ensure_model, layers_for, model_folder
 from bench.report import lines, ratios, tables
 from bench.scale.run import Size, measure_scale
+from bench.sources import measure_sources
 from bench.turns import Budget
 from bench.verdicts import verdicts
 from demo.console import complain, heading, say, step
@@ -33,8 +34,8 @@ from modelswap_engine.backends.embedded.settings import Device, EmbeddedSettings
 from modelswap_engine.protocol.errors import ModelswapError
 from tests.support.cache import REPOSITORY
 
-SCALE = "scale"
-"""A thousand simulated pods; only when it is asked for by name."""
+SCALE, SOURCES = "scale", "sources"
+"""A thousand simulated pods; fetching from a real S3 server. Only when they are asked for by name."""
 _ALL = (*MEASUREMENTS, *EXTERNAL)
 _SIZES = (0.1, 0.5, 2.0)
 _MINUTES = 10.0
@@ -47,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure swaps; no time is ever a failure.")
     parser.add_argument(
-        "names", nargs="*", help=f"what to measure, of {', '.join((*_ALL, SCALE))}; default: all but {SCALE}"
+        "names",
+        nargs="*",
+        help=f"what to measure, of {', '.join((*_ALL, SCALE, SOURCES))}; default: all but the last two",
     )
     parser.add_argument("--sizes", type=float, nargs="+", default=_SIZES, help="model sizes in GB")
     parser.add_argument("--turns", type=int, default=5, help="how often each figure is taken at most")
@@ -55,13 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CPU, help="where models run")
     parser.add_argument("--remove", action="store_true", help="remove the random models from the cache, and end")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - {*_ALL, SCALE}:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join((*_ALL, SCALE))}")
+    if unknown := set(options.names) - {*_ALL, SCALE, SOURCES}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join((*_ALL, SCALE, SOURCES))}")
     if options.remove:
         _remove()
         return 0
     if options.names == [SCALE]:
         return _scale()
+    if options.names == [SOURCES]:
+        return _sources(turns=options.turns)
     bench = _Bench(
         names=options.names or _ALL,
         budget=Budget(60 * options.minutes - _LAST_SECONDS),
@@ -75,7 +80,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ModelswapError, OSError, RuntimeError) as error:
         complain(str(error), advice="fewer or smaller models: python -m bench --sizes 0.1 0.5")
         return 1
+    if SOURCES in options.names:
+        _sources(turns=options.turns)
     return _scale() if SCALE in options.names else 0
+
+
+def _sources(*, turns: int) -> int:
+    """Measure fetching."""
+    heading("Fetching from a real S3 server on this machine")
+    try:
+        found = measure_sources(turns=turns, report=say)
+    except KeyboardInterrupt:
+        return 130
+    heading("Asked and measured")
+    say("\n".join(verdict.line() for verdict in found.verdicts()))
+    file = _build() / "bench-sources.json"
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    say(f"figures: {file.relative_to(REPOSITORY)}")
+    return 0
 
 
 def _scale() -> int:

@@ -1,4 +1,7 @@
-"""A blob on its way into the store: written in pieces, in any order, and hashed before it counts."""
+"""A blob on its way into the store: written in pieces, in any order, and hashed before it counts.
+
+What comes in order is hashed while it is in the processor's cache; the rest is read again when all of it is there.
+"""
 
 import hashlib
 import os
@@ -27,6 +30,8 @@ class Incoming:
         self._missing = nbytes
         self._fd = -1
         self._lock = threading.Lock()
+        self._digest = hashlib.sha256()
+        self._hashed = 0
 
     @property
     def complete(self) -> bool:
@@ -42,6 +47,9 @@ class Incoming:
         with self._lock:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if at == self._hashed:  # of one thread alone: pieces do not overlap
+            self._digest.update(data)
+            self._hashed += len(data)
         view = memoryview(data)
         while view:
             count = os.pwrite(self._fd, view, at)
@@ -53,16 +61,19 @@ class Incoming:
 
     def hashed(self) -> str:
         """Return the sha256 of what was written (64 hex digits)."""
-        digest, buffer = hashlib.sha256(), memoryview(bytearray(min(_BUFFER_BYTES, max(1, self.nbytes))))
-        with self.path.open("rb", buffering=0) as stream:
-            while count := stream.readinto(buffer):
-                digest.update(buffer[:count])
-        return digest.hexdigest()
+        if self._hashed < self.nbytes:
+            buffer = memoryview(bytearray(min(_BUFFER_BYTES, self.nbytes - self._hashed)))
+            with self.path.open("rb", buffering=0) as stream:
+                stream.seek(self._hashed)
+                while count := stream.readinto(buffer):
+                    self._digest.update(buffer[:count])
+                    self._hashed += count
+        return self._digest.hexdigest()
 
     def again(self) -> None:
         """Forget what was written."""
         self.close()
-        self._missing = self.nbytes
+        self._missing, self._digest, self._hashed = self.nbytes, hashlib.sha256(), 0
 
     def close(self) -> None:
         """Close the file, whether or not it is complete."""
