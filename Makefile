@@ -14,8 +14,8 @@ help: ## list the targets
 env: ## make .venv from the hashed lock file
 	@hack/env.sh
 
-demo: env ## the main job on a real cluster: weights change under load, no pod restarts (ENGINE=vllm|sglang: in their own servers)
-	@$(PY) -m demo.cluster_demo --engine $(or $(ENGINE),embedded)
+demo: env ## the main job on a real cluster: weights change under load, no pod restarts (ENGINE=vllm|sglang: in their own servers; SOURCE=s3: versions from an S3 server)
+	@$(PY) -m demo.cluster_demo --engine $(or $(ENGINE),embedded) --source $(or $(SOURCE),mounted)
 
 demo-down: env ## remove the demo's cluster
 	@$(PY) -m demo.cluster_demo --down

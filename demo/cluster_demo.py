@@ -19,8 +19,9 @@ from demo.asking import Question, ask_once
 from demo.background import BackgroundLoad
 from demo.console import complain, heading, say, step
 from demo.model import DemoModels, ensure_models, manifest_of
+from demo.object_store import IMAGE, ObjectStore
 from demo.report import Facts
-from demo.slot import EMBEDDED, NAME, DemoSlot, Unsettled, commands_prefix, write_model_version
+from demo.slot import EMBEDDED, NAME, NAMESPACE, DemoSlot, Unsettled, commands_prefix, write_model_version
 from tests.support import engine_values
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import Cluster, ClusterError
@@ -35,6 +36,8 @@ _PODS = {
     "vllm": "pods of vLLM's own server behind a sidecar",
     "sglang": "pods of SGLang's own server behind a sidecar",
 }
+MOUNTED, S3 = "mounted", "s3"
+"""Where versions come from: a folder of the node, or an S3 server in the cluster."""
 _REPLICAS = 2
 _SERVED_BETWEEN = 10
 
@@ -42,9 +45,12 @@ _SERVED_BETWEEN = 10
 class Demo:
     """One run on one cluster."""
 
-    def __init__(self, cluster: Cluster, models: DemoModels, *, engine: str = EMBEDDED) -> None:
-        self.cluster, self.models, self.facts = cluster, models, Facts(engine=engine)
-        self._slot = DemoSlot(cluster, build=BUILD / "demo", engine=engine)
+    def __init__(self, cluster: Cluster, models: DemoModels, *, engine: str = EMBEDDED, source: str = MOUNTED) -> None:
+        self.cluster, self.models, self.facts = cluster, models, Facts(engine=engine, source=source)
+        self._store = ObjectStore(cluster, namespace=NAMESPACE, folder=NAME) if source == S3 else None
+        self._examples = EXAMPLES / "object-store" if self._store is not None else EXAMPLES
+        more = self._store.values() if self._store is not None else {}
+        self._slot = DemoSlot(cluster, build=BUILD / "demo", engine=engine, more=more)
 
     def run(self) -> Facts:
         """Go through all of it."""
@@ -69,18 +75,25 @@ class Demo:
         say(f"for the commands below: {commands_prefix(self.cluster)}")
         with step("building the images from this checkout", quiet=True):
             build_images(self.cluster, *(() if self.facts.engine == EMBEDDED else ("operator", *engine_values.IMAGES)))
+            if self._store is not None:
+                build_images(self.cluster, IMAGE)
         self._slot.install_operator()
         self._slot.clear()
+        if self._store is not None:
+            self._store.install()
+            self._store.publish(self.models.base, "1.0")
         self._slot.install_engine(replicas=_REPLICAS)
-        generation = self._slot.apply(EXAMPLES / "modelversion.yaml")
+        generation = self._slot.apply(self._examples / "modelversion.yaml")
         self._slot.settle(generation, to="Ready")
         self._slot.show("get", "pods")
 
     def _swap(self, load: BackgroundLoad) -> None:
         heading("4. The ModelVersion moves from 1.0 to 1.1")
         pods = self._slot.pods()
+        if self._store is not None:
+            self._store.publish(self.models.tuned, "1.1", base="1.0")
         started = time.monotonic()
-        generation = self._slot.apply(EXAMPLES / "modelversion-next.yaml")
+        generation = self._slot.apply(self._examples / "modelversion-next.yaml")
         self._slot.settle(generation, to="Ready")
         self.facts.swap_seconds = time.monotonic() - started
         load.served_more(_SERVED_BETWEEN)
@@ -108,7 +121,7 @@ class Demo:
         say("\n".join(report.restart_lines(self.facts)))
         self._slot.show("get", "pods")
         say("\nthe pods are handed back to modelswap, which adopts what they serve:")
-        self._slot.settle(self._slot.apply(EXAMPLES / "modelversion-next.yaml"), to="Ready")
+        self._slot.settle(self._slot.apply(self._examples / "modelversion-next.yaml"), to="Ready")
 
     def _refuse(self, load: BackgroundLoad) -> None:
         heading("6. Bad versions are refused, and the pods go on with 1.1")
@@ -129,7 +142,7 @@ class Demo:
         file = write_model_version(
             BUILD / "demo" / f"modelversion-{folder.name}.yaml",
             version=version,
-            folder=folder.name,
+            uri=self._offer(folder, version),
             digest=digest,
         )
         self._slot.settle(self._slot.apply(file), to="Stalled")
@@ -142,10 +155,17 @@ class Demo:
             right = live is not None and live.digest == manifest_of(self.models.tuned).digest
             self._expect(right, f"pod {pod.name} serves {live}, not 1.1")
 
+    def _offer(self, folder: Path, version: str) -> str:
+        """Return the URI of a version that nobody should serve."""
+        if self._store is None:
+            return f"file:///models/{folder.name}"
+        self._store.put(folder, version)
+        return self._store.uri(version)
+
     def _revert(self, load: BackgroundLoad) -> None:
         heading("The source is reverted in place to 1.0")
         pods = self._slot.pods()
-        self._slot.settle(self._slot.apply(EXAMPLES / "modelversion.yaml"), to="Ready")
+        self._slot.settle(self._slot.apply(self._examples / "modelversion.yaml"), to="Ready")
         load.served_more(_SERVED_BETWEEN)
         self._expect(self._ask("1.0") != self.facts.after, "1.0 answers like 1.1")
         self._expect_same_pods(pods)
@@ -157,7 +177,8 @@ class Demo:
             say("one load, from step 3 to the end of step 6:\n" + "\n".join(whole.lines()))
             self._expect(whole.clean, f"{whole.failed} requests failed and {whole.mixed} were mixed, not 0 and 0")
         engine = self.facts.engine
-        file = BUILD / ("demo.json" if engine == EMBEDDED else f"demo-{engine}.json")
+        kinds = [kind for kind in (engine, self.facts.source) if kind not in (EMBEDDED, MOUNTED)]
+        file = BUILD / f"{'-'.join(['demo', *kinds])}.json"
         report.write(file, self.facts, cluster=self.cluster)
         say(f"figures: {file.relative_to(REPOSITORY)}; the cluster stays up, `make demo-down` removes it")
         say(commands_prefix(self.cluster))
@@ -182,7 +203,7 @@ class Demo:
             complain(otherwise, advice="the run goes on; the figures below show the rest")
 
 
-def run(engine: str = EMBEDDED) -> int:
+def run(engine: str = EMBEDDED, *, source: str = MOUNTED) -> int:
     """Run the demo with pods of one kind; the exit status says whether everything was as it should be."""
     started = time.monotonic()
     heading("1. The demo model, its new version, and the cluster")
@@ -190,7 +211,7 @@ def run(engine: str = EMBEDDED) -> int:
     with step("the cluster", quiet=True):
         cluster = cluster_provider().ensure(name=DEMO_CLUSTER, data_port=DEMO_PORT)
     say(f"Kubernetes {cluster.version} ({cluster.provider}), the Service answers at {cluster.data_url}")
-    facts = Demo(cluster, models, engine=engine).run()
+    facts = Demo(cluster, models, engine=engine, source=source).run()
     say(f"took {time.monotonic() - started:.0f} s")
     return 1 if facts.complaints else 0
 
@@ -200,12 +221,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.cluster_demo", description=__doc__)
     parser.add_argument("--down", action="store_true", help="remove the demo's cluster")
     parser.add_argument("--engine", choices=sorted(_PODS), default=EMBEDDED, help="whose server the pods run")
+    parser.add_argument("--source", choices=(MOUNTED, S3), default=MOUNTED, help="where versions come from")
     options: Any = parser.parse_args(arguments)
     try:
         if options.down:
             cluster_provider().delete(DEMO_CLUSTER)
             return 0
-        return run(options.engine)
+        return run(options.engine, source=options.source)
     except KeyboardInterrupt:
         return 130
     except Unsettled as error:

@@ -18,9 +18,10 @@ from tests.support.stack import Pod
 
 @dataclass(slots=True)
 class Facts:
-    """What the run has shown so far; ``engine`` is the kind of the pods."""
+    """What the run has shown so far; ``engine`` is the kind of the pods, ``source`` where versions came from."""
 
     engine: str = "embedded"
+    source: str = "mounted"
     before: str = ""
     after: str = ""
     pods: list[tuple[Pod, EngineState]] = field(default_factory=list)
@@ -75,6 +76,7 @@ def as_dict(facts: Facts, *, kind: str, version: str) -> dict[str, Any]:
     plan, swapping, restarting = _plan(facts), facts.swapping, facts.restarting
     return {
         "engine": facts.engine,
+        "source": facts.source,
         "requests": {
             "served": swapping.served if swapping else 0,
             "failed": swapping.failed if swapping else 0,

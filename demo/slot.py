@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ EMBEDDED: Final = "embedded"
 NAME: Final = "smollm2"
 NAMESPACE: Final = "default"
 _ROLLED_OUT: Final = "--timeout=600s"
+_NO_VALUES: Final[Mapping[str, Any]] = {}
 _SETTLE_SECONDS: Final = 600.0
 _LAST_LINE_SECONDS: Final = 5.0
 
@@ -36,12 +37,20 @@ class Unsettled(RuntimeError):
 
 
 class DemoSlot:
-    """A ModelVersion and its pods."""
+    """A ModelVersion and its pods; ``more`` are further values of the engine's chart."""
 
     def __init__(
-        self, cluster: Cluster, *, build: Path, engine: str = EMBEDDED, name: str = NAME, namespace: str = NAMESPACE
+        self,
+        cluster: Cluster,
+        *,
+        build: Path,
+        engine: str = EMBEDDED,
+        name: str = NAME,
+        namespace: str = NAMESPACE,
+        more: Mapping[str, Any] = _NO_VALUES,
     ) -> None:
         self.cluster, self.engine = cluster, engine
+        self._more = dict(more)
         self._build = build
         self._name, self._namespace = name, namespace
 
@@ -75,6 +84,7 @@ class DemoSlot:
             "drainSeconds": 30,
             "service": {"type": "NodePort", "nodePort": DATA_NODE_PORT},
             **(_embedded() if self.engine == EMBEDDED else engine_values.values_of(self.engine)),
+            **self._more,
         }
         self._helm(self._name, "charts/modelswap-engine", values, namespace=self._namespace)
 
@@ -195,9 +205,9 @@ class DemoSlot:
         return self.cluster.kubectl("-n", self._namespace, *arguments)
 
 
-def write_model_version(file: Path, *, version: str, folder: str, digest: str) -> Path:
+def write_model_version(file: Path, *, version: str, uri: str, digest: str) -> Path:
     """Write a ModelVersion of the demo's slot that pins a digest."""
-    source = {"uri": f"file:///models/{folder}", "digest": digest}
+    source = {"uri": uri, "digest": digest}
     spec = {"servedModelName": NAME, "version": version, "source": source}
     body = {"apiVersion": "modelswap.dev/v1alpha1", "kind": "ModelVersion", "metadata": {"name": NAME}, "spec": spec}
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# build.sh operator|engine|engine-full|sidecar|upstream [TAG]: builds an image. Everything from a package registry is installed into the
+# build.sh operator|engine|engine-full|sidecar|upstream|object-store [TAG]: builds an image. Everything from a package registry is installed into the
 # build context first, by hash; the build itself needs no network.
 source "$(dirname "$0")/lib.sh"
 
@@ -10,7 +10,8 @@ engine) file=engine target=engine locked= ;;              # torch and transforme
 engine-full) file=engine target=engine-full locked=$requirements/engine.txt ;;
 sidecar) file=engine target=sidecar locked=$requirements/sidecar.txt ;;
 upstream) file=upstream target= locked= ;;                # what a real engine's server runs in; the engine itself is mounted
-*) die "usage: build.sh operator|engine|engine-full|sidecar|upstream [TAG]" ;;
+object-store) file=object-store target= locked= ;;        # an S3 server, for the demo and tests
+*) die "usage: build.sh operator|engine|engine-full|sidecar|upstream|object-store [TAG]" ;;
 esac
 tag=${2:-modelswap/$name:dev}
 [ -z "$locked" ] || [ -e "$locked" ] || die "$locked is missing; make it with: make lock"
@@ -28,6 +29,7 @@ mkdir -p "$context"
 # The image of a foreign engine has nothing of ours in it, so a change of ours leaves it alone.
 sources=(operator engine pyproject.toml LICENSE README.md)
 [ "$name" != upstream ] || sources=(hack/engines/serve_vllm.py hack/engines/serve_sglang.py)
+[ "$name" != object-store ] || sources=(hack/servers/versitygw)
 
 content() { # one hash over all that decides what the image holds; written into it as a label
   {
@@ -76,6 +78,9 @@ if [ -n "$locked" ]; then
 fi
 if [ "$name" = upstream ]; then
   cp "$repository/docker/vllm" "$repository"/hack/engines/serve_{vllm,sglang}.py "$context/"
+elif [ "$name" = object-store ]; then
+  "$repository/hack/servers/build.sh" versitygw
+  cp "$cache/servers/bin/versitygw" "$context/"
 else
   step "wheel of modelswap" own_package
 fi
