@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import obstore
@@ -25,8 +25,8 @@ _numbers = itertools.count(1)
 class Pod:
     """An engine process, and the proxy through which it sees the bucket."""
 
-    def __init__(self, served: Served, proxy: FaultProxy, uri: str) -> None:
-        self.served, self.proxy, self.uri = served, proxy, uri
+    def __init__(self, served: Served, proxy: FaultProxy, uri: str, options: Sequence[str]) -> None:
+        self.served, self.proxy, self.uri, self.options = served, proxy, uri, options
 
     async def swap(self) -> Finished:
         options = ["--source", self.uri, "--version", "1.1", "--credentials", "reader"]
@@ -43,9 +43,9 @@ def pod(s3_server: S3Server, proxied: Proxied, tmp_path: Path, pair: Path) -> It
     (mounted / "reader").mkdir(parents=True)
     for key, value in {**keys, "AWS_ENDPOINT": proxy.url, "AWS_ALLOW_HTTP": "true"}.items():
         (mounted / "reader" / key).write_text(value)
-    options = ["--version", "1.0", "--allow-source", f"s3://{bucket}/tiny", "--credentials-dir", str(mounted)]
-    served = Served(tmp_path, pair / "v1", options=options, roots=[pair])
-    yield Pod(served.start().wait_ready(), proxy, f"s3://{bucket}/tiny/1.1")
+    options = ["--allow-source", f"s3://{bucket}/tiny", "--credentials-dir", str(mounted)]
+    served = Served(tmp_path, pair / "v1", options=["--version", "1.0", *options], roots=[pair])
+    yield Pod(served.start().wait_ready(), proxy, f"s3://{bucket}/tiny/1.1", options)
     served.stop()
     print(served.tail(lines=100))
 
@@ -91,3 +91,19 @@ async def test_what_cannot_be_fetched_leaves_the_old_version_serving(pod: Pod, p
     assert operation.state is SwapState.ABORTED
     assert SECRET not in done.out + done.err + served.log.read_text()
     assert live_hashes(served) == file_hashes(pair / "v1")
+
+
+async def test_a_pod_starts_from_the_bucket_alone(pod: Pod, tmp_path: Path, pair: Path) -> None:
+    """Nothing is mounted, nothing was assigned, and the store is empty."""
+    bucket = pod.uri.removesuffix("/1.1")
+    options = [*pod.options, "--source-credentials", f"reader={bucket}"]
+    other = Served(tmp_path / "other", pod.uri, options=options)
+    try:
+        other.start().wait_ready()
+        live = other.state().live
+        assert live is not None
+        assert (live.version, live.uri) == ("1.1", pod.uri)
+        assert live_hashes(other) == file_hashes(pair / "v2")
+    finally:
+        other.stop()
+        print(other.tail(lines=100))

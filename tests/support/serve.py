@@ -53,7 +53,7 @@ class Served:
     def __init__(
         self,
         folder: Path,
-        model: Path,
+        model: Path | str,
         *,
         command: Sequence[str] = ("serve", *SMALL),
         options: Sequence[str] = (),

@@ -24,7 +24,7 @@
 {{- end }}
 
 {{- define "modelswap-engine.modelPath" -}}
-{{- required "model.path is required: the folder of the checkpoint that the pods start with, as the container sees it, such as /models/smollm2-1.0" .Values.model.path }}
+{{- required "model.path is required: the checkpoint that the pods start with, as a folder that the container sees, such as /models/smollm2-1.0, or as a URI below sources.allow" .Values.model.path }}
 {{- end }}
 
 {{/* What selectors may name: it must never change. */}}

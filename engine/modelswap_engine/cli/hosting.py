@@ -45,7 +45,7 @@ _log = structlog.get_logger("modelswap.serve")
 class HostSettings:
     """The options that all of them have, see ``modelswap serve``."""
 
-    model: Path
+    model: str
     served_model_name: str
     version: str
     host: str
@@ -98,16 +98,29 @@ def run(settings: HostSettings, work: Coroutine[None, None, None]) -> None:
         raise Internal(f"the engine ended by a defect: {type(error).__name__}", advice="report the log above") from None
 
 
-def checkpoint_folder(settings: HostSettings) -> Path:
-    """Return ``--model`` as it is found.
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """The version that is served when nothing else was assigned; ``folder`` where it is one of this machine."""
+
+    uri: str
+    name: str
+    folder: Path | None = None
+
+
+def template_of(settings: HostSettings) -> Template:
+    """Return what ``--model`` names: a folder, or a place to fetch from.
 
     Raises:
-        BadRequest: it is no folder.
+        BadRequest: it is neither.
     """
-    model = settings.model.resolve()
-    if not model.is_dir():
-        raise BadRequest(f"--model {settings.model}: no such folder", advice="pass the folder of a checkpoint")
-    return model
+    if "://" in settings.model:
+        return Template(uri=settings.model, name=settings.model.rstrip("/").rpartition("/")[2])
+    folder = Path(settings.model).resolve()
+    if not folder.is_dir():
+        raise BadRequest(
+            f"--model {settings.model}: no such folder", advice="pass the folder of a checkpoint, or its URI"
+        )
+    return Template(uri=folder.as_uri(), name=folder.name, folder=folder)
 
 
 def swap_settings(settings: HostSettings, *, served_name: str, **more: Any) -> SwapSettings:
@@ -179,7 +192,7 @@ async def serve_ports(
     control: web.Application,
     data: web.Application,
     coordinator: Coordinator,
-    model: Path,
+    template: Template,
     stopping: asyncio.Event,
 ) -> None:
     """Listen on both ports, load what must be served, and serve until told to stop."""
@@ -191,9 +204,9 @@ async def serve_ports(
         _log.info(
             "listening", host=settings.host, port=settings.port, control_port=settings.control_port, tls=tls is not None
         )
-        template = VersionRef(version=settings.version or model.name, uri=model.as_uri())
+        first = VersionRef(version=settings.version or template.name, uri=template.uri)
         try:
-            if await _unless_stopped(stopping, _start(coordinator, template, settings)):
+            if await _unless_stopped(stopping, _start(coordinator, first, settings)):
                 await stopping.wait()
                 await _drain(coordinator, settings)
         finally:

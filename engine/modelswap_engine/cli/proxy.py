@@ -17,7 +17,7 @@ from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.start_point import StartPoint
 from modelswap_engine.cli import hosting
 from modelswap_engine.cli.engines import Driven, Place, driven
-from modelswap_engine.cli.hosting import HostSettings
+from modelswap_engine.cli.hosting import HostSettings, Template
 from modelswap_engine.cli.proxying import Engine, EngineRestart, Route
 from modelswap_engine.cli.sources import sources_of
 from modelswap_engine.http.app import control_app, proxy_app
@@ -89,7 +89,7 @@ def run_proxy(settings: ProxySettings) -> None:
 
 
 async def _serve(settings: ProxySettings) -> None:
-    model, url, starting = hosting.checkpoint_folder(settings), _loopback(settings.upstream), _starting(settings)
+    template, url, starting = hosting.template_of(settings), _loopback(settings.upstream), _starting(settings)
     stopping = hosting.signals()
     authenticator = await hosting.authenticator(settings)
     async with (
@@ -108,7 +108,7 @@ async def _serve(settings: ProxySettings) -> None:
             starting=starting,
             unverifiable=settings.allow_unverifiable,
         )
-        sidecar = _sidecar(settings, place, model=model)
+        sidecar = _sidecar(settings, place, template=template)
         control = control_app(
             coordinator=sidecar.coordinator,
             authenticator=authenticator,
@@ -117,7 +117,7 @@ async def _serve(settings: ProxySettings) -> None:
             adapters=sidecar.adapters,
             engine=sidecar.engine,
         )
-        served_name = settings.served_model_name or model.name
+        served_name = settings.served_model_name or template.name
         data = proxy_app(
             coordinator=sidecar.coordinator,
             dialect=DIALECTS[settings.backend],
@@ -131,14 +131,19 @@ async def _serve(settings: ProxySettings) -> None:
         )
         async with _ending_with(sidecar.engine, stopping):
             await hosting.serve_ports(
-                settings, control=control, data=data, coordinator=sidecar.coordinator, model=model, stopping=stopping
+                settings,
+                control=control,
+                data=data,
+                coordinator=sidecar.coordinator,
+                template=template,
+                stopping=stopping,
             )
 
 
-def _sidecar(settings: ProxySettings, place: Place, *, model: Path) -> _Sidecar:
+def _sidecar(settings: ProxySettings, place: Place, *, template: Template) -> _Sidecar:
     restart, flights, clock = RestartWish(), Flights(), SystemClock()
     backend, host = driven(settings.backend, settings.route, place, requests=flights, restart=restart)
-    served_name, sources = settings.served_model_name or model.name, sources_of(settings, model=model)
+    served_name, sources = settings.served_model_name or template.name, sources_of(settings, template=template)
     lora = LoraSettings(
         host_bytes=settings.lora_host_mib * MIB, served_model_name=served_name, pod_uid=settings.pod_uid
     )

@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def proxy(
     backend: Annotated[Engine, typer.Option(help="Which engine it is.")],
     upstream: Annotated[str, typer.Option(help="Where the engine listens, http://127.0.0.1:PORT.")],
-    model: Annotated[Path, typer.Option(help="Folder of the checkpoint that the engine was started on.")],
+    model: Annotated[str, typer.Option(help="Checkpoint that the engine is started on: a folder, or a URI.")],
     route: Annotated[
         Route,
         typer.Option(

@@ -56,13 +56,13 @@ def run_embedded(settings: ServeSettings) -> None:
 
 
 async def _serve(settings: ServeSettings) -> None:
-    model = hosting.checkpoint_folder(settings)
+    template = hosting.template_of(settings)
     stopping = hosting.signals()
-    served_name = settings.served_model_name or model.name
+    served_name = settings.served_model_name or template.name
     authenticator = await hosting.authenticator(settings)
     backend = EmbeddedBackend(_engine(settings))
     resources = VersionResources()
-    clock, sources = SystemClock(), sources_of(settings, model=model)
+    clock, sources = SystemClock(), sources_of(settings, template=template)
     adapters = AdapterDesk(host=backend, opener=sources, clock=clock, settings=_lora(settings, served_name=served_name))
     coordinator = _coordinator(
         settings,
@@ -90,7 +90,7 @@ async def _serve(settings: ServeSettings) -> None:
         adapters=adapters,
     )
     await hosting.serve_ports(
-        settings, control=control, data=data, coordinator=coordinator, model=model, stopping=stopping
+        settings, control=control, data=data, coordinator=coordinator, template=template, stopping=stopping
     )
 
 

@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    model: Annotated[Path, typer.Option(help="Folder of the checkpoint to serve when nothing else was assigned.")],
+    model: Annotated[str, typer.Option(help="Checkpoint to serve when nothing else was assigned: a folder, or a URI.")],
     served_model_name: host_options.ServedModelName = "",
     version: host_options.Version = "",
     host: host_options.Host = ANY_ADDRESS,

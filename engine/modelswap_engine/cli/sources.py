@@ -1,8 +1,6 @@
 """Where a serving process takes versions from, made of its options: mounted folders, and what it may fetch."""
 
-from pathlib import Path
-
-from modelswap_engine.cli.hosting import HostSettings
+from modelswap_engine.cli.hosting import HostSettings, Template
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.credentials import Credentials
 from modelswap_engine.sources.file import FileSource
@@ -15,7 +13,7 @@ from modelswap_engine.sources.remote.source import RemoteSource
 from modelswap_engine.store.content import ContentStore
 
 
-def sources_of(settings: HostSettings, *, model: Path) -> Sources:
+def sources_of(settings: HostSettings, *, template: Template) -> Sources:
     """Return where versions may come from.
 
     Raises:
@@ -24,7 +22,10 @@ def sources_of(settings: HostSettings, *, model: Path) -> Sources:
     """
     state = settings.state_dir.resolve()
     files = FileSource(
-        roots=[model, *(root.resolve() for root in settings.allow_root)],
+        roots=[
+            *([template.folder] if template.folder is not None else []),
+            *(root.resolve() for root in settings.allow_root),
+        ],
         cache=state / "manifests",
         claims=dict(settings.claim),
     )
