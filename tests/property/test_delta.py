@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import itertools
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +24,8 @@ from tests.support.checkpoints import Tensor
 from tests.support.deltas import folder_of, made, opened, pack_of, reader, written
 from tests.support.mutations import edited, spliced
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 REFUSED = (InvalidDelta, UnsupportedFormat, DigestMismatch)
 WIDTHS = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I64": 8, "F64": 8, "C64": 8}
 # Values where arithmetic and bits disagree: NaNs with payloads, both zeros, infinities, all bits.
@@ -34,13 +35,6 @@ ODD = {
     8: [0x7FF8000000000001, 1 << 63, 0, (1 << 64) - 1],
     1: [0x80, 0x00, 0x7F, 0xFF],
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_waiting_for_the_disk() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
 
 
 @st.composite

@@ -15,6 +15,8 @@ from modelswap_engine.cli import delta
 from modelswap_engine.protocol.errors import BadRequest, Busy, DigestMismatch, InvalidDelta, UnsupportedFormat
 from tests.support.checkpoints import TENSORS, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 app = typer.Typer()
 delta.register(app)
 
@@ -60,7 +62,7 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path, folders: tuple[Path, P
         "sideFiles": ["vocab.txt"],
         "denseBytes": 14,
         "packBytes": pack.stat().st_size,
-        "totalBytes": 21,
+        "totalBytes": 22,
     }
     applied = json.loads(run("apply", pack, "--base", old, "-o", tmp_path / "c", "--format", "json").stdout)
     assert applied == built | {"path": str(tmp_path / "c")}
@@ -83,6 +85,7 @@ def test_show_says_each_tensor_and_its_share(pack: Path) -> None:
 def test_what_is_refused(tmp_path: Path, folders: tuple[Path, Path], pack: Path) -> None:
     old, new = folders
     assert isinstance(run("build", old, new, "-o", pack).exception, Busy)
+    assert isinstance(run("build", tmp_path / "not read first", new, "-o", pack).exception, Busy)
     assert isinstance(run("apply", pack, "--base", new, "-o", tmp_path / "c").exception, DigestMismatch)
     wanted = run("apply", pack, "--base", old, "-o", tmp_path / "c", "--digest", "sha256:" + "0" * 64)
     assert isinstance(wanted.exception, DigestMismatch)

@@ -24,7 +24,7 @@ PackFile: TypeAlias = Annotated[Path, typer.Argument(metavar="PACK", help="A fil
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer in JSON. ``dense_bytes`` would travel without the pack, ``pack_bytes`` do with it."""
+    """The answer in JSON: the new version has ``total_bytes`` with its side files, of which ``dense_bytes`` are new."""
 
     path: str
     from_digest: str
@@ -61,7 +61,9 @@ def build(
     with _packages("build"):
         from modelswap_engine.cli.progress import bar
         from modelswap_engine.delta.build import build_pack
+        from modelswap_engine.delta.local import require_free
 
+        require_free(output)  # hashing a folder that came without a manifest can take long
         old, new = _folder(base, root), _folder(target, root)
         with bar(output.name) as progress:
             header = build_pack(old, new, output, progress=progress)
@@ -81,8 +83,9 @@ def apply(
     with _packages("apply"):
         from modelswap_engine.cli.progress import bar
         from modelswap_engine.delta.folder import apply_pack
-        from modelswap_engine.delta.local import opened_pack
+        from modelswap_engine.delta.local import opened_pack, require_free
 
+        require_free(output)
         with opened_pack(pack) as opened:
             promised = opened.header.target.digest
             if digest and digest != promised:
@@ -138,7 +141,7 @@ def _report(header: "Header", *, path: Path, nbytes: int) -> Report:
         side_files=tuple(side.name for side in header.side_files if side.packed),
         dense_bytes=header.dense_bytes,
         pack_bytes=nbytes,
-        total_bytes=header.target.bytes,
+        total_bytes=header.target.bytes + sum(side.size for side in header.side_files),
     )
 
 

@@ -25,8 +25,7 @@ from modelswap_engine.checkpoint.manifest import SideFile, TensorEntry
 from modelswap_engine.checkpoint.rules import DTYPE_BITS
 from modelswap_engine.delta.coding import BLOCK_BYTES, deflated, encode
 from modelswap_engine.delta.layout import FRAME, Header, PackedFile, PackedTensor, Version, encode_header
-from modelswap_engine.delta.local import Folder, prove
-from modelswap_engine.protocol.errors import Busy
+from modelswap_engine.delta.local import Folder, prove, require_free
 
 _VOLUME: Final = "the volume of the pack"
 
@@ -55,8 +54,7 @@ def build_pack(
         InsufficientDisk, Unavailable: the pack cannot be written.
         Cancelled: ``stop`` was set.
     """
-    if output.exists() or output.is_symlink():
-        raise Busy(f"{output} exists already", advice="name a new file with --output, or remove that one")
+    require_free(output)
     try:
         with tempfile.TemporaryFile(dir=output.parent) as spool:
             tensors = _packed(base, target, _Spool(spool.fileno()), progress=progress, stop=stop)

@@ -23,9 +23,9 @@ from modelswap_engine.checkpoint.layout import SINGLE_FILE
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry, make_manifest
 from modelswap_engine.checkpoint.saving import Shard
 from modelswap_engine.delta.layout import PackedFile, PackedTensor, refuse
-from modelswap_engine.delta.local import Folder, prove
+from modelswap_engine.delta.local import Folder, prove, require_free
 from modelswap_engine.delta.pack import Pack, ReadBase, Step, apply
-from modelswap_engine.protocol.errors import Busy, DigestMismatch, InsufficientDisk
+from modelswap_engine.protocol.errors import DigestMismatch, InsufficientDisk
 
 SHARD_BYTES: Final = 5 * 10**9
 _VOLUME: Final = "the volume of the new folder"
@@ -58,11 +58,10 @@ def apply_pack(
         InsufficientDisk, Unavailable: the folder cannot be written.
         Cancelled: ``stop`` was set.
     """
+    require_free(destination)
     _check_base(pack, base.manifest)
     side_files = {side.name: _content(pack, base, side) for side in pack.header.side_files}
     manifest = _promised(pack, base.manifest, side_files)
-    if destination.exists() or destination.is_symlink():
-        raise Busy(f"{destination} exists already", advice="name a new folder with --output")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         _require_room(destination.parent, manifest)

@@ -11,7 +11,7 @@ from modelswap_engine.checkpoint.hashing import reopened
 from modelswap_engine.checkpoint.layout import Contents
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 from modelswap_engine.delta.pack import Pack, open_pack
-from modelswap_engine.protocol.errors import ManifestMismatch, SourceNotFound
+from modelswap_engine.protocol.errors import Busy, ManifestMismatch, SourceNotFound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,16 @@ def opened_pack(path: Path) -> Iterator[Pack]:
             yield open_pack(FileRanges(opened))
     except FileNotFoundError:
         raise SourceNotFound(f"{path}: no such file", advice="check the path of the pack") from None
+
+
+def require_free(output: Path) -> None:
+    """Check that nothing is where something will be written.
+
+    Raises:
+        Busy: something is.
+    """
+    if output.exists() or output.is_symlink():
+        raise Busy(f"{output} exists already", advice="name a new place with --output, or remove what is there")
 
 
 def prove(entry: TensorEntry, actual: str, file: Opened) -> None:

@@ -28,6 +28,8 @@ from modelswap_engine.protocol.errors import (
 from tests.support.checkpoints import CONFIG, SINGLE, Tensor
 from tests.support.deltas import MemoryRanges, folder_of, made, opened, pack_of, reader, written
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 COUNT = 3 * BLOCK_BYTES // 2 + 1000
 """Elements of a tensor of three blocks and a bit, two bytes each."""
 
@@ -75,7 +77,7 @@ def test_what_has_nothing_in_common_takes_no_more_than_itself(tmp_path: Path) ->
 
 
 def test_a_tensor_is_read_and_made_in_windows(tmp_path: Path) -> None:
-    old, new = os.urandom(10 * BLOCK_BYTES), os.urandom(10 * BLOCK_BYTES)
+    old, new = os.urandom(5 * BLOCK_BYTES), os.urandom(5 * BLOCK_BYTES)
     ranges = MemoryRanges(pack_of(tmp_path / "p", tensor(old), tensor(new)))
     pack = open_pack(ranges)
     assert len(ranges.read) == 2
