@@ -2,15 +2,16 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
 from modelswap_engine.sources.port import Travelled
+from modelswap_engine.sources.remote import packs
 from modelswap_engine.sources.remote.contents import Places
 from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
@@ -55,8 +56,16 @@ class RemoteCheckpoint:
         missing = [entries[sha256] for sha256 in sorted(self._store.missing(entries))]
         if not missing:
             return 0
+        others = {holder for holder in self._store.holders() if holder.startswith("sha256:")} - {self.manifest.digest}
         async with self._folders() as folders:
-            _, count = await self._fetcher.fetch(missing, open_folder=folders, places=self._places, travelled=travelled)
+            packed = await packs.make(missing, folder=await folders(""), store=self._store, digests=others)
+            count = await self._fetch([e for e in missing if self._store.missing([e.sha256])], folders, travelled)
+        return packed + count
+
+    async def _fetch(self, entries: Sequence[TensorEntry], folders: Folders, travelled: Travelled | None) -> int:
+        if not entries:
+            return 0
+        _, count = await self._fetcher.fetch(entries, open_folder=folders, places=self._places, travelled=travelled)
         return count
 
     @cached_property

@@ -1,0 +1,184 @@
+"""Tensors made from what is here and packs of what differs, where that is less to fetch than the tensors themselves.
+
+Packs lie beside the version that they make, named by the version that they are made from, so that a pod finds one for
+what it holds. Nothing depends on them: what cannot be made is fetched as it is, and what is made counts by its hash
+alone. Knows neither protocols nor what is in a pack (``modelswap_engine.delta``).
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+from modelswap_engine.checkpoint.manifest import TensorEntry
+from modelswap_engine.delta.pack import Pack, Step, apply, open_pack
+from modelswap_engine.delta.plan import Route, plan
+from modelswap_engine.protocol.errors import Cancelled, ModelswapError, SourceUnreadable
+from modelswap_engine.sources.remote.contents import read_range
+from modelswap_engine.sources.remote.port import FileStat, Folder
+from modelswap_engine.store.content import ContentStore, writing
+from modelswap_engine.store.incoming import Incoming
+
+T = TypeVar("T")
+
+log = logging.getLogger("modelswap.sources")
+
+AT_ONCE: Final = 8
+"""Tensors that are made at the same time; most of it is waiting for ranges of packs."""
+MOST_PACKS: Final = 16
+"""How many packs of a folder are looked into."""
+STEP_BYTES: Final = 64 << 10
+"""What a tensor from a pack must save: it costs a request of its own, and reading the base."""
+READ_SECONDS: Final = 120.0
+_PREFIX: Final = "modelswap-from-"
+_SUFFIX: Final = ".delta"
+
+
+def pack_name(digest: str) -> str:
+    """Return the name of the pack that makes a version from the one with this digest."""
+    return f"{_PREFIX}{digest.removeprefix('sha256:')[:12]}{_SUFFIX}"
+
+
+async def make(missing: Sequence[TensorEntry], *, folder: Folder, store: ContentStore, digests: Collection[str]) -> int:
+    """Make what tensors can be made from packs of a folder; return how many bytes were read for it.
+
+    Args:
+        missing: tensors that the store does not have, with their hashes.
+        folder: of the version.
+        store: what is held, and where tensors go.
+        digests: of versions that the store may have.
+
+    Raises:
+        InsufficientDisk: the store cannot hold them.
+    """
+    if not missing:
+        return 0
+    run = _Run(folder, store)
+    try:
+        routes = await run.routes(missing, [pack_name(digest) for digest in digests])
+        await run.all({sha256: route for sha256, route in routes.items() if route.links}, missing)
+    finally:
+        run.end()
+    return run.read_bytes
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """A pack as threads read it; the loop fetches what they wait for."""
+
+    run: "_Run"
+    name: str
+    stat: FileStat
+
+    @property
+    def size(self) -> int:
+        return self.stat.size
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        view[:] = self.run.read(self.name, offset, offset + len(view), self.stat)
+
+
+@dataclass
+class _Run:
+    folder: Folder
+    store: ContentStore
+    read_bytes: int = 0
+    _packs: dict[str, Pack] = field(default_factory=dict)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="packs")
+    )
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    async def routes(self, missing: Sequence[TensorEntry], names: Sequence[str]) -> Mapping[str, Route[str]]:
+        """Look for packs, and return the cheapest way to each tensor."""
+        there = await self.folder.files(names)
+        named = [name for name in names if name in there]
+        # Of what is not held, but may be on the way from there: chains of packs lie in one folder.
+        others = [name for name in there if name not in names and name.startswith(_PREFIX) and name.endswith(_SUFFIX)]
+        for name in [*named, *(sorted(others) if named else [])][:MOST_PACKS]:
+            await self._open(name, there[name])
+        packs = {name: pack.header for name, pack in self._packs.items()}
+        bases = {entry.base for header in packs.values() for entry in header.tensors if entry.base}
+        held = bases - self.store.missing(bases)
+        return plan(missing, held=held, packs=packs, step_cost=STEP_BYTES)
+
+    async def _open(self, name: str, stat: FileStat) -> None:
+        try:
+            self._packs[name] = await self._in_thread(open_pack, _Ranges(self, name, stat))
+        except ModelswapError as error:
+            log.warning("%s: %s is of no use: %s", self.folder.uri, name, error.message)
+
+    async def all(self, routes: Mapping[str, Route[str]], missing: Sequence[TensorEntry]) -> None:
+        """Make each tensor that has a route; what fails is left to whoever fetches tensors."""
+        wanted = [entry for entry in missing if entry.sha256 in routes]
+        if not wanted:
+            return
+        holder = f"packs:{id(self)}"
+        bases = {route.links[0].entry.base for route in routes.values()} - {""}
+        await asyncio.to_thread(self.store.hold, holder, bases)
+        coming = await asyncio.to_thread(self.store.expect, [(entry.sha256, entry.nbytes) for entry in wanted])
+        try:
+            await asyncio.gather(*(self._made(item, routes[item.sha256]) for item in coming))
+        finally:
+            self._stop.set()
+            await asyncio.to_thread(self.store.give_up, coming)
+            self.store.let_go(holder)
+
+    async def _made(self, incoming: Incoming, route: Route[str]) -> None:
+        steps = [Step(self._packs[link.pack], link.entry) for link in route.links]
+        base = steps[0].entry.base
+        try:
+            await self._in_thread(self._apply, steps, self.store.path(base) if base else None, incoming)
+        except Cancelled:
+            raise
+        except (ModelswapError, OSError) as error:
+            log.warning("%s: tensor %s is fetched whole: %s", self.folder.uri, steps[-1].entry.name, error)
+
+    def _apply(self, steps: Sequence[Step], base: Path | None, incoming: Incoming) -> None:
+        at = 0
+
+        def write(piece: memoryview) -> None:
+            nonlocal at
+            if self._stop.is_set():
+                raise Cancelled("making tensors from packs was cancelled")
+            with writing(incoming.path.parent):
+                incoming.write(at, piece)
+            at += len(piece)
+
+        if base is None:
+            apply(steps, base=None, write=write)
+        else:
+            with base.open("rb", buffering=0) as stream:
+
+                def read(begin: int, view: memoryview) -> None:
+                    stream.seek(begin)
+                    if stream.readinto(view) != len(view):
+                        raise SourceUnreadable(f"{base}: it ended early", advice="the tensor is fetched whole")
+
+                apply(steps, base=read, write=write)
+        self.store.accept(incoming)
+
+    def read(self, name: str, start: int, stop: int, stat: FileStat) -> bytes:
+        """Fetch a range for a thread."""
+        work = read_range(self.folder, name, start, stop, stat=stat)
+        future: Future[bytes] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            data = future.result(READ_SECONDS)
+        except TimeoutError:
+            future.cancel()
+            raise SourceUnreadable(f"{name}: bytes {start} to {stop} did not come within {READ_SECONDS:g} s") from None
+        self.read_bytes += len(data)
+        return data
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        return await self._loop.run_in_executor(self._threads, call, *arguments)
+
+    def end(self) -> None:
+        """Let the threads end; none waits for what nobody fetches any more."""
+        self._stop.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
