@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelswap_engine.checkpoint.layout import MAX_SIGNATURE_BYTES
-from modelswap_engine.protocol.errors import SignatureInvalid, SignatureMissing, TrustedKeysUnusable
+from modelswap_engine.checkpoint.layout import MAX_SIGNATURE_BYTES, Evidence
+from modelswap_engine.protocol.errors import SignatureInvalid, TrustedKeysUnusable
 from modelswap_engine.signing.sign import sign
 from modelswap_engine.signing.trust import Trusted, named, read_trusted
 from modelswap_engine.signing.verify import Signer, verify
@@ -30,11 +30,11 @@ def signature(key: KeyPair) -> bytes:
     return sign(MANIFEST, key=key.private)
 
 
-def check(signature: bytes | None, *trusted: Path, manifest: bytes = MANIFEST, now: datetime = NOW) -> Signer:
-    return verify(manifest, signature, trusted=read_trusted(trusted), now=now)
+def check(signature: bytes, *trusted: Path, manifest: bytes = MANIFEST, now: datetime = NOW) -> Signer:
+    return verify(Evidence(manifest, signature), trusted=read_trusted(trusted), now=now)
 
 
-def refused(signature: bytes | None, *trusted: Path, manifest: bytes = MANIFEST, now: datetime = NOW) -> str:
+def refused(signature: bytes, *trusted: Path, manifest: bytes = MANIFEST, now: datetime = NOW) -> str:
     with pytest.raises(SignatureInvalid) as caught:
         check(signature, *trusted, manifest=manifest, now=now)
     assert not caught.value.retryable
@@ -46,8 +46,6 @@ def test_it_holds_for_the_one_manifest_only(key: KeyPair, signature: bytes) -> N
     assert check(signature, key.public).name == "release.pub"
     for changed in (MANIFEST[:-1], MANIFEST + b"\n", MANIFEST.replace(b"00", b"01"), b""):
         assert "another manifest" in refused(signature, key.public, manifest=changed)
-    with pytest.raises(SignatureMissing):
-        check(None, key.public)
 
 
 def test_another_key(key: KeyPair, signature: bytes, tmp_path: Path) -> None:

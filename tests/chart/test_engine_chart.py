@@ -276,3 +276,45 @@ def test_a_place_to_fetch_from_needs_room_to_fetch_to(charts: Charts) -> None:
 def test_prefixes_are_plain(charts: Charts, prefix: str) -> None:
     sources = {"allow": [prefix], "store": {"sizeLimit": "1Gi"}}
     assert "/sources/allow/0" in charts.try_template(CHART, with_minimal(sources=sources)).stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "source"),
+    [
+        ({"configMap": "release"}, {"configMap": {"name": "release"}}),
+        ({"secret": "release"}, {"secret": {"secretName": "release", "defaultMode": 0o440}}),
+    ],
+    ids=["configMap", "secret"],
+)
+def test_who_must_vouch_for_versions_is_told_and_mounted(
+    charts: Charts, keys: dict[str, str], source: dict[str, Any]
+) -> None:
+    objects = charts.template(CHART, with_minimal(verification={"required": True, "keys": keys}))
+    container = engine(objects)
+    assert "--require-signature" in container["args"]
+    mount = mounts(container)[flag(container, "trusted-keys")[0]]
+    assert (mount["name"], mount["readOnly"]) == ("trusted-keys", True)
+    assert "subPath" not in mount  # a subPath would never see another key
+    assert volumes(objects)["trusted-keys"] == {"name": "trusted-keys", **source}
+    optional = engine(charts.template(CHART, with_minimal(verification={"keys": keys})))
+    assert "--require-signature" not in optional["args"]
+    assert flag(optional, "trusted-keys"), "a ModelVersion may ask for signatures"
+
+
+def test_by_default_nobody_must_vouch(charts: Charts) -> None:
+    objects = charts.template(CHART, MINIMAL)
+    assert not [a for a in engine(objects)["args"] if a.startswith(("--require-signature", "--trusted-keys"))]
+    assert "trusted-keys" not in volumes(objects)
+
+
+@pytest.mark.parametrize(
+    ("verification", "word"),
+    [
+        ({"required": True}, "verification.required needs"),
+        ({"keys": {"configMap": "a", "secret": "b"}}, "not both"),
+        ({"keys": ["a"]}, "/verification/keys"),
+    ],
+    ids=str,
+)
+def test_nobody_to_vouch_is_said_before_a_pod_starts(charts: Charts, verification: dict[str, Any], word: str) -> None:
+    assert word in charts.try_template(CHART, with_minimal(verification=verification)).stderr

@@ -59,6 +59,8 @@ FULL: dict[str, Any] = {
             "commitWindowMicroseconds": 900,
             "bytesFetched": 1 << 40,
             "fieldManager": "kubectl",
+            "provenance": {"who": "ci@example.org", "job": "train-41"},
+            "signedBy": "key release.pub (sha256:c578808f711c3828)",
         }
     ],
     "conditions": [

@@ -28,6 +28,7 @@ from modelswap_engine.protocol.errors import (
     ErrorBody,
     ModelswapError,
     NotFound,
+    SignatureMissing,
     SourceNotFound,
     Unauthenticated,
     from_body,
@@ -61,11 +62,13 @@ PATH = (
 
 @dataclass(frozen=True)
 class Content:
-    """What is at a URI: a digest, or a refusal; `late` is refused by the swap only."""
+    """What is at a URI: a digest, or a refusal; `late` is refused by the swap only, and `signed_by` is who vouches."""
 
     digest: str = ""
     refused: ErrorBody | None = None
     late: ErrorBody | None = None
+    signed_by: str = ""
+    provenance: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -219,6 +222,8 @@ class FakeSidecar:
                 total_bytes=1000,
                 bytes_to_fetch=200,
                 refusals=refusals,
+                signed_by=content.signed_by,
+                provenance=content.provenance,
             )
         )
 
@@ -352,6 +357,8 @@ class FakeSidecar:
             raise SourceNotFound(f"nothing is at {target.uri}", advice="check spec.source.uri")
         if content.refused is not None and not content.digest:
             raise from_body(content.refused)
+        if target.verification is not None and target.verification.required and not content.signed_by:
+            raise SignatureMissing(f"{target.uri} has no signature beside its manifest", advice="sign it")
         return content
 
     def _show(self, status: SwapStatus) -> None:

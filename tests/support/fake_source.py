@@ -7,7 +7,8 @@ from pathlib import Path
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.canonical import side_file
-from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry, make_manifest
+from modelswap_engine.checkpoint.layout import Evidence
+from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry, encode, make_manifest
 from modelswap_engine.protocol.errors import ModelswapError, SourceChanged, SourceNotFound
 from modelswap_engine.sources.port import Travelled
 
@@ -53,6 +54,8 @@ class FakeResolved:
         self.manifest = checkpoint.manifest()
         self.header_bytes = 100
         self.credentials = ""
+        signature = place.signatures.get(uri)
+        self.evidence = Evidence(encode(self.manifest), signature) if signature is not None else None
 
     async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int | None:
         if self.uri in self._place.unfetchable:
@@ -95,6 +98,7 @@ class FakeSources:
         elsewhere: bytes of these travel; ``obtained`` is the names of each time that they did.
         unfetchable: raised when their bytes are wanted.
         retained: the versions that were last said to be in use.
+        signatures: what lies beside their manifests.
     """
 
     def __init__(self) -> None:
@@ -107,6 +111,7 @@ class FakeSources:
         self.obtained: list[list[str]] = []
         self.unfetchable: dict[str, ModelswapError] = {}
         self.retained: set[str] = set()
+        self.signatures: dict[str, bytes] = {}
 
     async def retain(self, digests: Collection[str]) -> None:
         self.retained = set(digests)

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from modelswap_engine.protocol.assignment import Assignment
-from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
-from modelswap_engine.protocol.messages import Plan, ProceedRequest
+from modelswap_engine.protocol.errors import ErrorBody, ModelswapError, SignatureMissing
+from modelswap_engine.protocol.messages import Plan, ProceedRequest, VersionRef
 from modelswap_operator.api.modelversion import (
     Canary,
     ModelVersionSpec,
@@ -88,6 +88,8 @@ class World:
         self.asked = Asked()
         self.policy = ChangePolicy()
         self.not_now: ErrorBody | None = None
+        self.unsigned: set[str] = set()
+        self.origin: dict[str, str] = {}
         self.assignment: Assignment | None = None
         self.ledger = Ledger()
         self.memory = SlotMemory()
@@ -225,9 +227,10 @@ class World:
             case AskPlans():
                 for asked in action.orders:
                     self.memory.asked(asked)
-                    self.memory.answered(
-                        asked, self._answer(asked.key.version, asked.key.from_digest), now=self.now, random=0.5
+                    answer = self._refused(asked.request.target) or self._answer(
+                        asked.key.version, asked.key.from_digest
                     )
+                    self.memory.answered(asked, answer, now=self.now, random=0.5)
             case SendAdapters():
                 untold = [failed for order in action.orders if (failed := self._tell(order))]
                 self.memory.adapters.tell(action.orders, untold, now=self.now, random=0.5)
@@ -277,6 +280,11 @@ class World:
             return (failed,)
         return ()
 
+    def _refused(self, target: VersionRef) -> ErrorBody | None:
+        asked = target.verification is not None and target.verification.required
+        unsigned = SignatureMissing(f"{target.uri} has no signature", advice="sign it")
+        return unsigned.body() if asked and target.version in self.unsigned else None
+
     def _answer(self, version: str, from_digest: str) -> Plan:
         release = CATALOG[version]
         error = release.refused or self.not_now
@@ -293,6 +301,8 @@ class World:
             bytes_to_fetch=250,
             memory_needed=300,
             adapters=list(self.plan_lines),
+            provenance=self.origin,
+            signed_by="key release.pub" if self.origin else "",
         )
 
     def _sim(self, uid: str) -> SimPod:

@@ -12,6 +12,7 @@ from modelswap_engine.protocol.errors import ModelswapError
 from modelswap_engine.protocol.holding import Hold
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Checks, Loading, Traffic
+from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.swap.companion import Companion
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
@@ -75,6 +76,7 @@ class World:
         self.sources = FakeSources()
         self.backend = FakeBackend(read=self.sources.read, replicas=replicas)
         self.assignment: Assignment | None = None
+        self.signatures: Signatures | None = None
         self.template = self.publish("1.0", checkpoint())
         self.boots = 0
         self.build()
@@ -112,6 +114,7 @@ class World:
             offload=at_once,
             journal_offload=at_once,
             transfers=self.backend,
+            signatures=self.signatures,
         )
 
     def companion(self) -> Companion | None:

@@ -13,6 +13,7 @@ import pytest
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
+from modelswap_engine.checkpoint.layout import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, Evidence
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.protocol.errors import (
     InvalidCheckpoint,
@@ -62,6 +63,21 @@ async def test_ranges_point_at_the_bytes(root: Path, folder: Path) -> None:
         assert (found.dtype, found.shape, found.sha256) == (dtype, shape, resolved.manifest.by_name[name].sha256)
     with pytest.raises(KeyError):
         resolved.range_of("nothing")
+
+
+async def test_what_vouches_for_a_version_is_handed_on_as_it_is(root: Path, folder: Path) -> None:
+    source = FileSource(roots=[root], cache=None)
+    (folder / SIGNATURE_FILE).write_bytes(b"signature")
+    assert (await source.resolve(folder.as_uri())).evidence is None, "without a manifest it is of nothing"
+    ship(folder)
+    resolved = await source.resolve(folder.as_uri())
+    assert resolved.evidence == Evidence((folder / MANIFEST_FILE).read_bytes(), b"signature")
+    (folder / SIGNATURE_FILE).write_bytes(b"another one")
+    with pytest.raises(SourceChanged):
+        await resolved.unchanged()
+    (folder / SIGNATURE_FILE).write_bytes(bytes(MAX_SIGNATURE_BYTES + 1))
+    with pytest.raises(InvalidCheckpoint, match=SIGNATURE_FILE):
+        await source.resolve(folder.as_uri())
 
 
 async def test_header_bytes_leave_tensors_out(root: Path, folder: Path) -> None:

@@ -14,7 +14,7 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.layout import SIGNATURE_FILE
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
-from modelswap_engine.cli import manifest
+from modelswap_engine.cli import main, manifest
 from modelswap_engine.protocol.errors import (
     BadRequest,
     InvalidCheckpoint,
@@ -166,3 +166,12 @@ def test_keys_that_cannot_be_used(folder: Path, key: KeyPair, tmp_path: Path, mo
     assert isinstance(result.exception, TrustedKeysUnusable)
     assert "modelswap[signing]" in result.exception.advice
     assert isinstance(run("sign", folder, "--key", key.private).exception, BadRequest)
+
+
+@pytest.mark.parametrize("command", ["serve", "proxy"])
+def test_an_engine_that_takes_signed_versions_only_must_know_by_whom(command: str) -> None:
+    words = [command, "--model", "/m", "--insecure", "--require-signature"]
+    words += ["--backend", "vllm", "--upstream", "http://127.0.0.1:1"] if command == "proxy" else []
+    result = CliRunner().invoke(main.app, words)
+    assert isinstance(result.exception, BadRequest)
+    assert "--trusted-keys" in result.exception.message

@@ -159,6 +159,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - --store-dir=/var/lib/modelswap-store
 - --store-size={{ required "sources.store.sizeLimit is required with sources.allow: what is fetched is kept there" .Values.sources.store.sizeLimit }}
 {{- end }}
+{{- with .Values.verification }}
+{{- if and .required (not (or .keys.configMap .keys.secret)) }}
+{{- fail "verification.required needs verification.keys.configMap or verification.keys.secret: nobody could have signed anything" }}
+{{- end }}
+{{- if .required }}
+- --require-signature
+{{- end }}
+{{- if or .keys.configMap .keys.secret }}
+- --trusted-keys=/etc/modelswap/trusted-keys
+{{- end }}
+{{- end }}
 - --assignment-dir=/etc/modelswap/assignment
 - --auth=kubernetes
 - --allowed-subject=system:serviceaccount:{{ .Values.operator.namespace }}:{{ .Values.operator.serviceAccount }}
@@ -185,6 +196,36 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - name: credentials-{{ .name }}
   mountPath: /etc/modelswap/credentials/{{ .name }}
   readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "modelswap-engine.trustedMount" -}}
+{{- with .Values.verification.keys }}
+{{- if or .configMap .secret }}
+- name: trusted-keys
+  mountPath: /etc/modelswap/trusted-keys
+  readOnly: true
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The whole object: keys that are added or taken away are seen without a restart. */}}
+{{- define "modelswap-engine.trustedVolume" -}}
+{{- with .Values.verification.keys }}
+{{- if and .configMap .secret }}
+{{- fail "verification.keys: name a configMap or a secret, not both" }}
+{{- end }}
+{{- with .configMap }}
+- name: trusted-keys
+  configMap:
+    name: {{ . }}
+{{- end }}
+{{- with .secret }}
+- name: trusted-keys
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -28,6 +28,13 @@ MAX_SIGNATURE_BYTES: Final = 256 << 10
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
+class Evidence(msgspec.Struct, frozen=True):
+    """The very bytes of a shipped manifest, and the signature beside it; what they are worth is not known here."""
+
+    manifest: bytes
+    signature: bytes
+
+
 class Read(msgspec.Struct, frozen=True, kw_only=True):
     """What the headers and side files of a checkpoint say, wherever it lies.
 
@@ -40,6 +47,13 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     shipped: bytes | None = None
     signature: bytes | None = None
     header_bytes: int
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """Who vouches for it, to be proved; None where there is no manifest, or nothing beside it."""
+        if self.shipped is None or self.signature is None:
+            return None
+        return Evidence(self.shipped, self.signature)
 
 
 class Contents(Read, frozen=True, kw_only=True):

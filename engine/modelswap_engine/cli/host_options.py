@@ -77,6 +77,12 @@ StoreDir: TypeAlias = Annotated[
 StoreSize: TypeAlias = Annotated[
     str, typer.Option(help="What the content store may take, such as 20Gi, less 5 %. Default: what the disk gives.")
 ]
+RequireSignature: TypeAlias = Annotated[
+    bool, typer.Option("--require-signature", help="Take signed versions only, also as --model. Needs --trusted-keys.")
+]
+TrustedKeys: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Folder of public keys and authorities' certificates (PEM); read again each time.")
+]
 AssignmentDir: TypeAlias = Annotated[Path | None, typer.Option(help="Where the slot's assignment is mounted.")]
 AuthOption: TypeAlias = Annotated[Auth | None, typer.Option(help="How callers of the control port prove who they are.")]
 TokenFile: TypeAlias = Annotated[Path | None, typer.Option(help="Accepted tokens, one a line; read again on change.")]
@@ -120,6 +126,11 @@ def settled(options: Mapping[str, Any]) -> dict[str, Any]:
     if (options["control_tls_cert"] is None) != (options["control_tls_key"] is None):
         raise BadRequest(
             "--control-tls-cert and --control-tls-key belong together", advice="pass both, or none of them"
+        )
+    if options["require_signature"] and options["trusted_keys"] is None:
+        raise BadRequest(
+            "--require-signature needs --trusted-keys: nobody could have signed anything",
+            advice="pass --trusted-keys with a folder of public keys",
         )
     found: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()

@@ -61,6 +61,8 @@ class HostSettings:
     claim: tuple[tuple[str, Path], ...]
     store_dir: Path | None
     store_bytes: int
+    require_signature: bool
+    trusted_keys: Path | None
     assignment_dir: Path | None
     auth: Auth | None
     token_file: Path | None

@@ -105,9 +105,9 @@ def verify(folder: Folder, root: Roots = None, output: Format = Output.TEXT, key
     """Hash every tensor of DIR again and compare with its shipped manifest; with --key check its signature first."""
     contents, roots = read(folder, root)
     stated = shipped(contents)
-    if stated is None or contents.shipped is None:
+    if stated is None:
         raise _no_manifest(folder)
-    signer = signatures.verified(contents.shipped, contents.signature, trusted=key) if key else ""
+    signer = signatures.verified(contents.evidence, trusted=key) if key else ""
     actual = computed(contents, roots)
     wrong = [entry for entry in stated.tensors if actual.by_name[entry.name].sha256 != entry.sha256]
     if wrong:

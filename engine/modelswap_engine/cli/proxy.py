@@ -32,6 +32,7 @@ from modelswap_engine.limits import Memory, MemoryProbe
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.lora.settings import LoraSettings
 from modelswap_engine.protocol.errors import BadRequest
+from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
@@ -157,6 +158,7 @@ def _sidecar(settings: ProxySettings, place: Place, *, template: Template) -> _S
         settings=hosting.swap_settings(settings, served_name=served_name),
         companion=desk,
         memory=_NotHere(),
+        signatures=Signatures(required=settings.require_signature, trusted=settings.trusted_keys),
     )
     return _Sidecar(
         backend=backend,

@@ -65,6 +65,8 @@ def proxy(
     claim: host_options.Claim = None,
     store_dir: host_options.StoreDir = None,
     store_size: host_options.StoreSize = "",
+    require_signature: host_options.RequireSignature = False,
+    trusted_keys: host_options.TrustedKeys = None,
     assignment_dir: host_options.AssignmentDir = None,
     auth: host_options.AuthOption = None,
     token_file: host_options.TokenFile = None,

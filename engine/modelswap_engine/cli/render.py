@@ -158,6 +158,8 @@ def plan(found: Plan) -> RenderableType:
     ]
     rows += [("side files", ", ".join(found.side_files))] if found.side_files else []
     rows += [("adapters", "; ".join(found.adapters))] if found.adapters else []
+    rows += list(found.provenance.items())
+    rows += [("signed by", found.signed_by)] if found.signed_by else []
     lines: list[RenderableType] = [_facts(rows)]
     for refusal in found.refusals:
         lines.append(Text(f"refused: {refusal.code}: {refusal.message}", style="red"))

@@ -16,6 +16,7 @@ from modelswap_engine.http.spool import Spool
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.lora.settings import MIB, LoraSettings
 from modelswap_engine.protocol.errors import BadRequest
+from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.sources.registry import Sources
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
@@ -151,4 +152,5 @@ def _coordinator(
         encode=resources.encode,
         transfers=backend,
         companion=adapters,
+        signatures=Signatures(required=settings.require_signature, trusted=settings.trusted_keys),
     )

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 import typer
 
-from modelswap_engine.checkpoint.layout import SIGNATURE_FILE
+from modelswap_engine.checkpoint.layout import SIGNATURE_FILE, Evidence
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Provenance, check_provenance
 from modelswap_engine.cli.files import write_whole
 from modelswap_engine.cli.host_options import needs
@@ -83,13 +83,15 @@ def put(signature: bytes | None, *, beside: Path) -> None:
         typer.echo(f"note: {file} signs what was there before; sign anew: modelswap manifest sign", err=True)
 
 
-def verified(manifest: bytes, signature: bytes | None, *, trusted: Sequence[Path]) -> str:
+def verified(evidence: Evidence | None, *, trusted: Sequence[Path]) -> str:
     """Return who signed a manifest, for a person.
 
     Raises:
         SignatureMissing, SignatureInvalid, TrustedKeysUnusable: it is not signed by a trusted key.
     """
     from modelswap_engine.signing.trust import read_trusted
-    from modelswap_engine.signing.verify import verify
+    from modelswap_engine.signing.verify import unsigned, verify
 
-    return str(verify(manifest, signature, trusted=read_trusted(trusted), now=datetime.now(UTC)))
+    if evidence is None:
+        raise unsigned()
+    return str(verify(evidence, trusted=read_trusted(trusted), now=datetime.now(UTC)))

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from modelswap_engine.protocol.adapters import AdapterName, AdapterSource
-from modelswap_engine.protocol.policy import DrainSeconds
+from modelswap_engine.protocol.policy import DrainSeconds, Verification
 from modelswap_engine.protocol.wire import Message
 
 ASSIGNMENT_KEY: Final = "assignment.json"
@@ -17,12 +17,13 @@ ASSIGNMENT_KEY: Final = "assignment.json"
 
 
 class AssignmentTarget(Message, frozen=True, kw_only=True):
-    """A version as an assignment names it: always pinned by digest; ``credentials`` as in a :class:`VersionRef`."""
+    """A version as an assignment names it: always pinned by digest; the last two fields as in a :class:`VersionRef`."""
 
     version: str = ""
     uri: str = ""
     digest: str = ""
     credentials: str = ""
+    verification: Verification | None = None
 
 
 class AssignmentCandidate(AssignmentTarget, frozen=True, kw_only=True):

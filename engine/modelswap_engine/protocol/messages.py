@@ -12,7 +12,7 @@ import msgspec
 from modelswap_engine.protocol.adapters import AdapterChange
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.holding import Hold, HoldSeconds, HoldState
-from modelswap_engine.protocol.policy import Checks, DrainSeconds, Loading, LoadingMode, Traffic
+from modelswap_engine.protocol.policy import Checks, DrainSeconds, Loading, LoadingMode, Traffic, Verification
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.wire import LONGEST_ID, Message
 
@@ -39,12 +39,14 @@ class VersionRef(Message, frozen=True, kw_only=True):
     """A version: a label for people, a digest for identity, a place to fetch it from.
 
     ``credentials`` names those, mounted in the pod, that the place is asked with; "" takes the pod's own identity.
+    ``verification`` is who must vouch for it; None leaves that to the engine.
     """
 
     version: str = ""
     uri: str = ""
     digest: str = ""
     credentials: str = ""
+    verification: Verification | None = None
 
 
 class PlanRequest(Message, frozen=True, kw_only=True):
@@ -61,7 +63,8 @@ class Plan(Message, frozen=True, kw_only=True):
 
     ``mode`` is the loading mode that was chosen, ``groups`` the number of fusion groups touched, ``bytes_to_fetch``
     what must travel (0 when the wanted tensors are retained from before), ``refusals`` why it would be refused,
-    ``adapters`` which LoRA adapters change with the base.
+    ``adapters`` which LoRA adapters change with the base. ``provenance`` is what the target's manifest says of where it
+    comes from, ``signed_by`` who vouches for it where that was asked.
     """
 
     from_digest: str = ""
@@ -79,6 +82,8 @@ class Plan(Message, frozen=True, kw_only=True):
     refusals: list[ErrorBody] = []
     changed_names: list[str] = []
     adapters: list[str] = []
+    provenance: dict[str, str] = {}
+    signed_by: str = ""
 
 
 class SwapRequest(Message, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ LONGEST_DRAIN_SECONDS: Final = 86400
 LONGEST_PROMPT: Final = 16384
 """Characters of a prompt that is checked."""
 MOST_PROMPTS: Final = 16
+LONGEST_KEY_NAME: Final = 253
 
 DrainSeconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_SECONDS)]
 
@@ -79,6 +80,17 @@ class Checks(Message, frozen=True, kw_only=True):
     """What must hold before a new version is made live. That output is finite is always checked."""
 
     prompts: Annotated[list[PromptCheck], msgspec.Meta(max_length=MOST_PROMPTS)] = []
+
+
+class Verification(Message, frozen=True, kw_only=True):
+    """Whether a version is taken only when it is signed, and by whom.
+
+    ``keys`` are names of trusted files that are mounted in the pod; none means any of them. It can ask for more than
+    the engine does, never for less.
+    """
+
+    required: bool = False
+    keys: tuple[Annotated[str, msgspec.Meta(max_length=LONGEST_KEY_NAME)], ...] = ()
 
 
 class Loading(Message, frozen=True, kw_only=True):

@@ -6,10 +6,12 @@ are ignored on both sides and the version only says what may be asked for.
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 OLDEST_SUPPORTED: Final = 1
 HOLDS_SINCE: Final = 2
 """The first version whose swaps can be asked to wait once they have staged (`holding`)."""
+VERIFIES_SINCE: Final = 3
+"""The first version that refuses what is not signed when it is told to; older ones would not notice."""
 CONTROL_PREFIX: Final = "/modelswap/v1"
 
 

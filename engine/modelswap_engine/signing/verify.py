@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelswap_engine.checkpoint.layout import SIGNATURE_FILE
+from modelswap_engine.checkpoint.layout import SIGNATURE_FILE, Evidence
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.checkpoint.rules import shown
 from modelswap_engine.protocol.errors import SignatureInvalid, SignatureMissing, TrustedKeysUnusable
@@ -36,30 +36,32 @@ class Signer:
         return f"{self.kind} {self.name} (sha256:{self.fingerprint[:16]})"
 
 
-def verify(manifest: bytes, signature: bytes | None, *, trusted: Sequence[Trusted], now: datetime) -> Signer:
+def unsigned() -> SignatureMissing:
+    """Return the error for a version that came with nothing to verify."""
+    return SignatureMissing(
+        f"it has no {MANIFEST_FILE} with a {SIGNATURE_FILE} beside it, and only signed versions are taken",
+        advice="sign it where it is published: modelswap manifest build DIR --sign KEY (or manifest sign)",
+        details={"file": SIGNATURE_FILE},
+    )
+
+
+def verify(evidence: Evidence, *, trusted: Sequence[Trusted], now: datetime) -> Signer:
     """Return who signed a manifest.
 
     Args:
-        manifest: the bytes of ``modelswap.manifest.json``.
-        signature: the bytes of what lies beside it, None where there is nothing.
+        evidence: the manifest, and what lies beside it.
         trusted: who may have signed it.
         now: what certificates must be valid at.
 
     Raises:
-        SignatureMissing, SignatureInvalid: refused.
+        SignatureInvalid: refused.
         TrustedKeysUnusable: a trusted file cannot be read, or the package for signatures is not installed.
     """
-    if signature is None:
-        raise SignatureMissing(
-            f"{MANIFEST_FILE} has no {SIGNATURE_FILE} beside it, and only signed versions are taken",
-            advice="sign it where it is published: modelswap manifest sign DIR --key KEY",
-            details={"file": SIGNATURE_FILE},
-        )
-    bundle = read_bundle(signature)
+    bundle = read_bundle(evidence.signature)
     try:
         if bundle.kind is Kind.KEY:
-            return _by_key(bundle, manifest, signature, trusted)
-        return _by_certificate(bundle, manifest, signature, trusted, now)
+            return _by_key(bundle, evidence, trusted)
+        return _by_certificate(bundle, evidence, trusted, now)
     except ModuleNotFoundError as error:
         raise TrustedKeysUnusable(
             f"signatures cannot be verified: the package {error.name} is not installed",
@@ -67,7 +69,7 @@ def verify(manifest: bytes, signature: bytes | None, *, trusted: Sequence[Truste
         ) from None
 
 
-def _by_key(bundle: Bundle, manifest: bytes, signature: bytes, trusted: Sequence[Trusted]) -> Signer:
+def _by_key(bundle: Bundle, evidence: Evidence, trusted: Sequence[Trusted]) -> Signer:
     from model_signing import verifying
 
     for item in trusted:
@@ -77,14 +79,12 @@ def _by_key(bundle: Bundle, manifest: bytes, signature: bytes, trusted: Sequence
                 def configure(file: Path) -> Any:
                     return verifying.Config().use_elliptic_key_verifier(public_key=file)
 
-                _upstream(configure, pem, manifest, signature)
+                _upstream(configure, pem, evidence)
                 return Signer(kind=Kind.KEY, name=item.name, fingerprint=bundle.hint)
     raise _untrusted(f"signed by the key {shown(bundle.hint, 16)}", trusted)
 
 
-def _by_certificate(
-    bundle: Bundle, manifest: bytes, signature: bytes, trusted: Sequence[Trusted], now: datetime
-) -> Signer:
+def _by_certificate(bundle: Bundle, evidence: Evidence, trusted: Sequence[Trusted], now: datetime) -> Signer:
     from cryptography import x509
     from model_signing import verifying
 
@@ -100,7 +100,7 @@ def _by_certificate(
     def configure(file: Path) -> Any:
         return verifying.Config().use_certificate_verifier(certificate_chain=[file])
 
-    _upstream(configure, roots, manifest, signature)
+    _upstream(configure, roots, evidence)
     _check_certificate(certificate, subject, now)
     return Signer(kind=Kind.CERTIFICATE, name=subject, fingerprint=sha256(bundle.certificate).hexdigest())
 
@@ -124,11 +124,12 @@ def fingerprint(pem: bytes, *, name: str) -> str:
     return sha256(spki).hexdigest()
 
 
-def _upstream(configure: Any, trusted: bytes, manifest: bytes, signature: bytes) -> None:
+def _upstream(configure: Any, trusted: bytes, evidence: Evidence) -> None:
     with tempfile.TemporaryDirectory(prefix="modelswap-signature-") as place:
         folder = Path(place)
-        for name, data in ((MANIFEST_FILE, manifest), (SIGNATURE_FILE, signature), ("trusted.pem", trusted)):
-            (folder / name).write_bytes(data)
+        (folder / MANIFEST_FILE).write_bytes(evidence.manifest)
+        (folder / SIGNATURE_FILE).write_bytes(evidence.signature)
+        (folder / "trusted.pem").write_bytes(trusted)
         try:
             configure(folder / "trusted.pem").verify(folder / MANIFEST_FILE, folder / SIGNATURE_FILE)
         except ModuleNotFoundError:

@@ -9,7 +9,7 @@ from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.files import stamp_of
-from modelswap_engine.checkpoint.layout import Contents
+from modelswap_engine.checkpoint.layout import Contents, Evidence
 from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
@@ -44,6 +44,11 @@ class LocalCheckpoint:
     def manifest(self) -> Manifest:
         """The whole manifest."""
         return self._manifest
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """The shipped manifest and its signature."""
+        return self._contents.evidence
 
     @property
     def header_bytes(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 
 Travelled = Callable[[int], None]
@@ -30,6 +31,10 @@ class Resolved(Protocol):
     @property
     def manifest(self) -> Manifest:
         """The whole manifest; the hash of every tensor is known."""
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """What the manifest came with; None where the source has none, or nothing beside it."""
 
     @property
     def header_bytes(self) -> int:

@@ -40,6 +40,7 @@ from modelswap_engine.protocol.messages import (
     SwapStatus,
     VersionRef,
 )
+from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.swap import entry, proceeding, recovery, retention, shutdown, snapshot
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
@@ -82,6 +83,7 @@ class Coordinator:
         journal_offload: runs those of the journal, which wait for nothing else.
         encode: makes tokens of the prompts that a version is tried with; None when nobody can.
         transfers: the engine as a place that takes weights in and gives them out; None when it does not.
+        signatures: who must vouch for versions; None asks for no more than they do themselves.
 
     Attributes:
         updates: weight updates by a trainer: begin, commit, abort.
@@ -106,6 +108,7 @@ class Coordinator:
         journal_offload: Offload | None = None,
         transfers: Transfers | None = None,
         encode: Encode | None = None,
+        signatures: Signatures | None = None,
     ) -> None:
         self._core = Core(
             backend=backend,
@@ -120,6 +123,7 @@ class Coordinator:
             memory=memory or MemoryProbe(),
             offload=offload,
             journal_offload=journal_offload or OneThread("journal"),
+            signatures=signatures or Signatures(),
         )
         self._admissions = Admissions(gate=gate, lock=self._core.lock, live=self._core.live_ref)
         self.updates = Updates(self._core)

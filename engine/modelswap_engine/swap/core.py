@@ -20,6 +20,7 @@ from modelswap_engine.protocol.engine_state import AuditState, CheckState, Memor
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, Unavailable
 from modelswap_engine.protocol.messages import Coordinates, SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap import machine
 from modelswap_engine.swap.clock import Clock, Offload, within
@@ -102,6 +103,7 @@ class Core:
         memory: MemoryProbe,
         offload: Offload,
         journal_offload: Offload,
+        signatures: Signatures,
     ) -> None:
         self.backend = backend
         self.sources = sources
@@ -112,6 +114,7 @@ class Core:
         self.listeners = tuple(listeners)
         self.encode = encode
         self.companion = companion
+        self.signatures = signatures
         self.engine = Engine(backend=backend, clock=clock, settings=settings)
         self.lock = UpdateLock(clock=clock)
         self.operations = Operations(remembered=lambda key: journal.state.outcome(key))

@@ -40,10 +40,10 @@ async def find(core: Core, ref: VersionRef, *, unless: asyncio.Future[None] | No
     return resolved
 
 
-async def prepare(core: Core, resolved: Resolved, *, label: str) -> Version:
+async def prepare(core: Core, resolved: Resolved, *, asked: VersionRef) -> Version:
     """Copy the side files and let the listeners load what they need."""
     version: Version = await core.bounded(
-        "copying side files", core.store.materialise(resolved, label=label), core.settings.stage_seconds
+        "copying side files", core.store.materialise(resolved, asked=asked), core.settings.stage_seconds
     )
     for listener in core.listeners:
         await core.bounded(
@@ -56,7 +56,7 @@ async def load(
     core: Core,
     resolved: Resolved,
     *,
-    label: str,
+    asked: VersionRef,
     operation_id: str,
     unless: asyncio.Future[None] | None = None,
 ) -> Version:
@@ -67,7 +67,7 @@ async def load(
         ModelswapError: it is not live; the engine may hold nothing at all.
     """
     await _require_memory(core, resolved.manifest.total_bytes * core.engine.replicas)
-    return await _load(core, resolved, label=label, operation_id=operation_id, unless=unless)
+    return await _load(core, resolved, asked=asked, operation_id=operation_id, unless=unless)
 
 
 async def refill(core: Core, version: Version, *, operation_id: str) -> None:
@@ -85,7 +85,7 @@ async def refill(core: Core, version: Version, *, operation_id: str) -> None:
     room = await core.room()
     _require(passing + resolved.manifest.total_bytes * core.engine.missing, room, core)
     before = core.held()
-    await _load(core, resolved, label=version.ref.version, operation_id=operation_id, keep_proven=True)
+    await _load(core, resolved, asked=version.ref, operation_id=operation_id, keep_proven=True)
     await core.engine.release(operation_id, previous=True)  # those that were lost have no version to go back to
     await core.forget(*before)
 
@@ -104,13 +104,13 @@ async def _load(
     core: Core,
     resolved: Resolved,
     *,
-    label: str,
+    asked: VersionRef,
     operation_id: str,
     keep_proven: bool = False,
     unless: asyncio.Future[None] | None = None,
 ) -> Version:
     with core.store.pin(resolved.manifest.digest):
-        version = await prepare(core, resolved, label=label)
+        version = await prepare(core, resolved, asked=asked)
         await sourcing.obtain(core, resolved, [entry.name for entry in resolved.manifest.tensors], unless=unless)
         order = _order(resolved, version, operation_id=operation_id, keep_proven=keep_proven)
         try:
@@ -174,6 +174,6 @@ async def reload(core: Core, ref: VersionRef, *, operation_id: str) -> Version:
     """
     before = core.held()
     resolved = await find(core, ref)
-    version = await load(core, resolved, label=ref.version, operation_id=operation_id)
+    version = await load(core, resolved, asked=ref, operation_id=operation_id)
     await core.forget(*before)
     return version

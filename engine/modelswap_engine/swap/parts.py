@@ -60,7 +60,7 @@ class Parts:
             resolved = await sourcing.resolve(core, VersionRef(uri=part.uri), unless=update.gone)
             if not part.names:
                 label = part.uri.rstrip("/").rpartition("/")[2]
-                work = core.store.materialise(resolved, label=label)
+                work = core.store.materialise(resolved, asked=VersionRef(version=label))
                 version = await core.bounded(
                     "copying side files", work, core.settings.stage_seconds, unless=update.gone
                 )

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.checkpoint.diff import Diff, diff
 from modelswap_engine.checkpoint.groups import touched_groups
@@ -82,7 +84,8 @@ class Situation:
     changed in the side files from the live to the target version, ``resident`` the tensors that need not be read
     because the engine has received them. ``drifted`` are live tensors that are not what the live version says;
     ``previous_limit`` is how many bytes a retained version may take, -1 for any. ``adapters`` is what the change of
-    the base does to the adapters on it, ``replicas`` how many copies of the model stage it.
+    the base does to the adapters on it, ``replicas`` how many copies of the model stage it, ``signer`` who vouches for
+    the target.
     """
 
     live: VersionRef
@@ -100,6 +103,7 @@ class Situation:
     previous_limit: int = -1
     adapters: Effect = NO_EFFECT
     replicas: int = 1
+    signer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +148,8 @@ def decide(situation: Situation, request: PlanRequest) -> Decision:
         refusals=[error.body() for error in refused],
         changed_names=sorted({*change.changed, *situation.drifted}),
         adapters=list(situation.adapters.changes),
+        provenance=msgspec.to_builtins(target.provenance) if target.provenance else {},
+        signed_by=situation.signer,
     )
     return Decision(
         plan=plan,

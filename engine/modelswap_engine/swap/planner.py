@@ -39,14 +39,16 @@ async def assess(
         raise NotReady("no version is live in this engine yet, so there is nothing to compare with", advice="try later")
     known = _known(core, request.target)
     resolved = known.resolved if known is not None else await sourcing.resolve(core, request.target, unless=unless)
+    # Also of what is here: it may have been taken before anybody asked for a signature.
+    signer = await sourcing.vouched(core, resolved, request.target.verification)
     with core.store.pin(resolved.manifest.digest):
         version = known or await core.bounded(
             "copying side files",
-            core.store.materialise(resolved, label=request.target.version),
+            core.store.materialise(resolved, asked=request.target),
             core.settings.stage_seconds,
             unless=unless,
         )
-        decision = await _decide(core, request, version)
+        decision = await _decide(core, request, version, signer=signer)
         yield Assessment(
             version=version, decision=decision, header_bytes=0 if known is not None else resolved.header_bytes
         )
@@ -59,12 +61,14 @@ def _known(core: Core, target: VersionRef) -> Version | None:
     """
     for held in (core.live, core.previous):
         if held is not None and held.digest == target.digest and target.uri in ("", held.ref.uri):
-            ref = msgspec.structs.replace(held.ref, version=target.version or held.ref.version)
+            ref = msgspec.structs.replace(
+                held.ref, version=target.version or held.ref.version, verification=target.verification
+            )
             return Version(ref=ref, resolved=held.resolved, directory=held.directory)
     return None
 
 
-async def _decide(core: Core, request: PlanRequest, version: Version) -> Decision:
+async def _decide(core: Core, request: PlanRequest, version: Version, *, signer: str) -> Decision:
     live = core.live
     if live is None:
         raise NotReady("the live version was lost while the plan was made", advice="try again")
@@ -86,6 +90,7 @@ async def _decide(core: Core, request: PlanRequest, version: Version) -> Decisio
             drifted=frozenset(core.drift.names),
             previous_limit=core.settings.previous_bytes,
             replicas=core.engine.replicas,
+            signer=signer,
         ),
         request,
     )

@@ -35,6 +35,7 @@ class Received:
 
     header_bytes = 0
     credentials = ""
+    evidence = None
 
     def __init__(
         self,

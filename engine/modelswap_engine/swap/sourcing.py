@@ -1,25 +1,61 @@
-"""Asking sources, within bounds: what is at a place, and its bytes. A version that was sent is in the engine."""
+"""Asking sources, within bounds: what is at a place, who vouches for it, and its bytes.
+
+A version that was sent is in the engine. Nothing that has to be signed and is not gets past here.
+"""
 
 import asyncio
 from collections.abc import Iterable
 
-from modelswap_engine.protocol.errors import SourceNotFound
+from modelswap_engine.protocol.errors import SignatureInvalid, SignatureMissing, SourceNotFound
 from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.policy import Verification
 from modelswap_engine.protocol.updates import RECEIVED
 from modelswap_engine.sources.port import Resolved, Travelled
 from modelswap_engine.swap.core import Core
 
 
 async def resolve(core: Core, ref: VersionRef, *, unless: asyncio.Future[None] | None = None) -> Resolved:
-    """Find what a reference names.
+    """Find what a reference names, and who vouches for it.
 
     Raises:
+        SignatureMissing, SignatureInvalid, TrustedKeysUnusable: it may not be taken.
         NotReady: the source did not answer in time.
         ModelswapError: of the source.
     """
     if ref.uri.startswith(RECEIVED):
-        return find_received(core, ref.uri)
-    work = core.sources.resolve(ref.uri, digest=ref.digest, credentials=ref.credentials)
+        resolved = find_received(core, ref.uri)
+        await vouched(core, resolved, ref.verification)
+        return resolved
+    resolved = await _ask(core, ref, digest=ref.digest, unless=unless)
+    try:
+        await vouched(core, resolved, ref.verification)
+    except (SignatureMissing, SignatureInvalid):
+        if resolved.header_bytes:
+            raise
+        resolved = await _ask(core, ref, digest="", unless=unless)  # known from before: it may be signed by now
+        await vouched(core, resolved, ref.verification)
+    return resolved
+
+
+async def vouched(core: Core, resolved: Resolved, verification: Verification | None) -> str:
+    """Return who vouches for a version, "" where nobody needs to.
+
+    Raises:
+        SignatureMissing, SignatureInvalid, TrustedKeysUnusable: it may not be taken.
+    """
+    if not core.signatures.wanted(verification):
+        return ""
+
+    async def verify() -> str:
+        found: str = await core.offload(core.signatures.check, resolved.evidence, verification)
+        return found
+
+    signer: str = await core.bounded("verifying the signature", verify(), core.settings.resolve_seconds)
+    return signer
+
+
+async def _ask(core: Core, ref: VersionRef, *, digest: str, unless: asyncio.Future[None] | None) -> Resolved:
+    work = core.sources.resolve(ref.uri, digest=digest, credentials=ref.credentials)
     resolved: Resolved = await core.bounded(
         f"the source of {ref.uri}", work, core.settings.resolve_seconds, unless=unless
     )

@@ -89,7 +89,13 @@ def _journaled(journal: JournalState, template: VersionRef) -> VersionRef | None
 def _ref(target: AssignmentTarget | None) -> VersionRef | None:
     if target is None:
         return None
-    return VersionRef(version=target.version, uri=target.uri, digest=target.digest, credentials=target.credentials)
+    return VersionRef(
+        version=target.version,
+        uri=target.uri,
+        digest=target.digest,
+        credentials=target.credentials,
+        verification=target.verification,
+    )
 
 
 def takeover(accepted: Accepted, assignment: Assignment | None, *, pod_uid: str) -> Accepted | None:

@@ -284,7 +284,7 @@ class Transaction:
         self._new = await loader.load(
             core,
             resolved,
-            label=self._request.target.version,
+            asked=self._request.target,
             operation_id=operation.id,
             unless=operation.interrupted,
         )

@@ -20,6 +20,7 @@ from modelswap_engine.protocol.errors import (
     ModelswapError,
     NotFound,
     NotReady,
+    SignatureMissing,
     WeightsManaged,
     WorkerLost,
 )
@@ -67,12 +68,18 @@ class Updates:
 
         Raises:
             WeightsManaged: an object decides the weights of this pod.
+            SignatureMissing: this engine takes signed versions only.
             ForeignOwner: somebody else has opened an update with this id.
             Busy: another update or a swap is in progress, or the id was used before.
             NotReady: nothing is live, or the engine is stopping.
         """
         await self.permit()
         core, current = self._core, self._core.update
+        if core.signatures.wanted(core.live.ref.verification if core.live is not None else None):
+            raise SignatureMissing(
+                "only signed versions are taken here, and weights that are sent have no signature",
+                advice="publish them as a signed version, or let trainers change engines that need none",
+            )
         if current is not None and current.id == request.update_id:
             _check_owner(current, request.owner)
             self._renew(current)

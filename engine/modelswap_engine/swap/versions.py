@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from modelswap_engine.checkpoint.diff import diff
 from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.checkpoint.sidefiles import SideChange, compare_side_files
@@ -70,8 +72,8 @@ class VersionStore:
         """Return the digests whose folders are in use at this moment."""
         return set(+self._pins)
 
-    async def materialise(self, resolved: Resolved, *, label: str) -> Version:
-        """Copy the side files of a resolved checkpoint; what is there already is not copied again.
+    async def materialise(self, resolved: Resolved, *, asked: VersionRef) -> Version:
+        """Copy the side files of a checkpoint that a reference led to; what is there already is not copied again.
 
         Raises:
             SourceChanged, SourceUnreadable: see :class:`Resolved`.
@@ -80,7 +82,7 @@ class VersionStore:
         directory = self._folder / _name(digest)
         await self._offload(partial(self._folder.mkdir, parents=True, exist_ok=True))
         await resolved.copy_side_files(directory)
-        ref = VersionRef(version=label, uri=resolved.uri, digest=digest, credentials=resolved.credentials)
+        ref = msgspec.structs.replace(asked, uri=resolved.uri, digest=digest, credentials=resolved.credentials)
         return Version(ref=ref, resolved=resolved, directory=directory)
 
     async def compare(self, live: Version, target: Version, *, kind: str) -> tuple[SideChange, ...]:

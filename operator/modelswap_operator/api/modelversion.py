@@ -19,6 +19,7 @@ from modelswap_engine.protocol.policy import (
     PromptCheck,
     Traffic,
     TrafficMode,
+    Verification,
     VerifyMode,
 )
 from modelswap_operator.api.conditions import Condition
@@ -127,6 +128,17 @@ class ChecksSpec(Value, frozen=True, kw_only=True):
         )
 
 
+class VerificationSpec(Value, frozen=True, kw_only=True):
+    """Whether a version must be signed, and by which of the keys that the pods have mounted."""
+
+    required: bool = False
+    keys: tuple[str, ...] = ()
+
+    def to_wire(self) -> Verification | None:
+        """Return it as the control port wants it; None asks for no more than the pods do by themselves."""
+        return Verification(required=self.required, keys=self.keys) if self.required or self.keys else None
+
+
 class AdaptersSpec(Value, frozen=True, kw_only=True):
     """What becomes of LoRA adapters that have nothing for the wanted base."""
 
@@ -149,6 +161,7 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
     traffic: TrafficSpec = TrafficSpec()
     loading: LoadingSpec = LoadingSpec()
     checks: ChecksSpec = ChecksSpec()
+    verification: VerificationSpec = VerificationSpec()
     revision_history_limit: int = 10
     adapters: AdaptersSpec = AdaptersSpec()
     recovery: RecoverySpec = RecoverySpec()
@@ -163,6 +176,7 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
                 uri=self.source.uri,
                 digest=self.source.digest,
                 credentials=self.source.credentials,
+                verification=self.verification.to_wire(),
             ),
             traffic=self.traffic.to_wire(),
             loading=self.loading.to_wire(),
@@ -272,6 +286,15 @@ class Failure(Value, frozen=True, kw_only=True):
     time: str = ""
 
 
+class ProvenanceStatus(Value, frozen=True, kw_only=True):
+    """What the manifest says of where a version comes from."""
+
+    who: str = ""
+    when: str = ""
+    base: str = ""
+    job: str = ""
+
+
 class Revision(Value, frozen=True, kw_only=True):
     """One finished revision. The figures are those of the slowest pod, and the sum of what pods fetched."""
 
@@ -286,6 +309,8 @@ class Revision(Value, frozen=True, kw_only=True):
     bytes_fetched: int = 0
     staging_bytes_per_second: int = 0
     field_manager: str = ""
+    provenance: ProvenanceStatus | None = None
+    signed_by: str = ""
 
 
 class ModelVersionStatus(Value, frozen=True, kw_only=True):

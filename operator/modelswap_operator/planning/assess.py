@@ -8,6 +8,7 @@ from functools import cached_property
 from modelswap_engine.protocol.assignment import AssignmentCandidate, AssignmentTarget, WeightsPolicy
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import SwapStatus
+from modelswap_engine.protocol.policy import Verification
 from modelswap_operator.api.modelversion import Failure, ModelVersionSpec, OnFailure
 from modelswap_operator.planning.changes import Hold
 from modelswap_operator.planning.snapshot import PlanKey, PlanResult, Pod, Snapshot
@@ -85,21 +86,27 @@ class Assessment:
     def target(self) -> AssignmentTarget | None:
         """The wanted version with its digest; None until a pod has resolved the source.
 
-        What was resolved once for this object stays resolved (mutable sources are pinned by the first pod).
+        What was resolved once for this object stays resolved (mutable sources are pinned by the first pod), and what
+        is stable was taken under the policy of its time: another one is for the next version.
         """
-        source = self.spec.source
+        source, current = self.spec.source, self.snapshot.assignment
         for ref in self._known() if self.owned else ():
             if (ref.version, ref.uri) == (self.spec.version, source.uri) and source.digest in ("", ref.digest):
-                return self._target(ref.digest)
+                stable = current is not None and ref is current.stable
+                return self._target(ref.digest, ref.verification if stable else self.spec.verification.to_wire())
         found = [result.plan.to_digest for result in self.plans.values() if result.plan is not None]
         found += self._refused()
         digest = next((d for d in found if d and source.digest in ("", d)), "")
-        return self._target(digest) if digest else None
+        return self._target(digest, self.spec.verification.to_wire()) if digest else None
 
-    def _target(self, digest: str) -> AssignmentTarget:
+    def _target(self, digest: str, verification: Verification | None) -> AssignmentTarget:
         source = self.spec.source
         return AssignmentTarget(
-            version=self.spec.version, uri=source.uri, digest=digest, credentials=source.credentials
+            version=self.spec.version,
+            uri=source.uri,
+            digest=digest,
+            credentials=source.credentials,
+            verification=verification,
         )
 
     def _refused(self) -> list[str]:

@@ -120,7 +120,13 @@ def _take_over(a: Assessment) -> WriteAssignment | None:
         # What a trainer sent to one pod cannot be loaded by any other.
         found = next((ref for ref in live if ref.digest and ref.uri and not ref.uri.startswith(RECEIVED)), None)
         stable = (
-            AssignmentTarget(version=found.version, uri=found.uri, digest=found.digest, credentials=found.credentials)
+            AssignmentTarget(
+                version=found.version,
+                uri=found.uri,
+                digest=found.digest,
+                credentials=found.credentials,
+                verification=found.verification,
+            )
             if found
             else None
         )
@@ -152,6 +158,7 @@ def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> Wri
             uri=target.uri,
             digest=target.digest,
             credentials=target.credentials,
+            verification=target.verification,
             pod_uids=[p.uid for p in first],
         ),
         previous=a.snapshot.ledger.previous,

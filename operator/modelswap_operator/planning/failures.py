@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Final
 
 from modelswap_engine.protocol.assignment import AssignmentTarget
-from modelswap_engine.protocol.errors import DigestMismatch, ErrorBody
+from modelswap_engine.protocol.errors import DigestMismatch, ErrorBody, SignatureInvalid, SignatureMissing
 from modelswap_engine.protocol.messages import SwapStatus
-from modelswap_operator.api.labels import ABORT
+from modelswap_engine.protocol.version import VERIFIES_SINCE
+from modelswap_operator.api.labels import ABORT, REQUESTED_AT
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.api.times import stamp
@@ -52,6 +53,8 @@ def plan_failure(a: Assessment, now: datetime) -> Failure | None:
     """Return why pods refuse the wanted source, when that is new."""
     if a.failure is not None:
         return None
+    if (old := _cannot_verify(a, now)) is not None:
+        return old
     for result in a.plans.values():
         refusals = [result.error] if result.error is not None else []
         digest = a.spec.source.digest
@@ -61,6 +64,21 @@ def plan_failure(a: Assessment, now: datetime) -> Failure | None:
         for error in refusals:
             if is_content(error):
                 return _failure(a, error, digest=digest, pod=result.pod, now=now)
+    return None
+
+
+def _cannot_verify(a: Assessment, now: datetime) -> Failure | None:
+    """Return a failure when a pod would take the version without the signature that is asked for."""
+    wanted = a.target.verification if a.target is not None else a.spec.verification.to_wire()
+    if wanted is None:
+        return None
+    for pod in a.counted:
+        if pod.state is not None and pod.state.protocol_version < VERIFIES_SINCE and not a.there(pod, a.target_digest):
+            message = (
+                f"the sidecar of pod {pod.name} is too old to verify signatures: upgrade the engine image, then ask "
+                f"again ({REQUESTED_AT})"
+            )
+            return _of_target(a, Reason.ENGINE_PROTOCOL, message, now=now)
     return None
 
 
@@ -167,16 +185,18 @@ def _ended_badly(a: Assessment, pod: Pod) -> SwapStatus | None:
 
 
 TAKEN_BACK: Final = frozenset({Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.CANARY_FAILED, Reason.CANDIDATE_LOST})
-"""The operator's own verdicts on how a rollout went: they are forgotten when somebody asks to try again."""
+"""The operator's own verdicts on how a rollout went."""
+ASKABLE: Final = TAKEN_BACK | {Reason.ENGINE_PROTOCOL, SignatureMissing.code, SignatureInvalid.code}
+"""What is forgotten when somebody asks to try again: what may be otherwise by now, with the same spec."""
 
 
 def remembered(snapshot: Snapshot) -> tuple[Failure, ...]:
-    """Return the failures that still count: what the version was refused for always does."""
+    """Return the failures that still count: what the content was refused for always does."""
     known = snapshot.status.failures
     if not snapshot.asked_again:
         return known
     mine = snapshot.generation
-    return tuple(f for f in known if f.generation != mine or f.reason not in TAKEN_BACK)
+    return tuple(f for f in known if f.generation != mine or f.reason not in ASKABLE)
 
 
 def new_attempts(a: Assessment) -> tuple[FailedAttempt, ...]:

@@ -239,7 +239,13 @@ def _order(a: Assessment, pod: Pod, wanted: AssignmentTarget, hold: Hold | None 
     request = SwapRequest(
         operation_id=operation_id(owner_uid=a.snapshot.uid, revision=current.revision, pod_uid=pod.uid, state=state),
         fence=fence,
-        target=VersionRef(version=wanted.version, uri=wanted.uri, digest=wanted.digest, credentials=wanted.credentials),
+        target=VersionRef(
+            version=wanted.version,
+            uri=wanted.uri,
+            digest=wanted.digest,
+            credentials=wanted.credentials,
+            verification=wanted.verification,
+        ),
         traffic=a.spec.traffic.to_wire(peers_ready=peers),
         loading=a.spec.loading.to_wire(),
         # On the way back nothing is tried: the version was good, and what it would be compared with is not. Nor does

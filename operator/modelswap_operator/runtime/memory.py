@@ -12,7 +12,7 @@ from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import Plan
 from modelswap_operator.planning.actions import FailedAttempt, PlanOrder, SwapOrder
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
-from modelswap_operator.planning.errors import is_moved, passing
+from modelswap_operator.planning.errors import is_content, is_moved, passing
 from modelswap_operator.planning.progress import advance
 from modelswap_operator.planning.snapshot import Attempt, Memory, PlanKey, PlanResult, Progress, Snapshot
 from modelswap_operator.planning.staging import swapping
@@ -73,10 +73,12 @@ class SlotMemory:
         self._progress = advance(snapshot, now)
 
     def _wait_no_longer(self, now: datetime) -> None:
-        """Make every waiting try due; how many there were stays, for they are numbered."""
+        """Make every waiting try due, and forget refusals; how many tries there were stays, for they are numbered."""
         self._attempts = {uid: replace(attempt, retry_at=now) for uid, attempt in self._attempts.items()}
         self._plans = {
-            key: replace(plan, retry_at=now) if plan.error is not None else plan for key, plan in self._plans.items()
+            key: replace(plan, retry_at=now) if plan.error is not None else plan
+            for key, plan in self._plans.items()
+            if plan.error is None or not is_content(plan.error)
         }
 
     def sent(self, orders: Iterable[SwapOrder]) -> None:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
+
+import msgspec
 
 from modelswap_engine.protocol.messages import Plan, SwapStatus
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api import estimates
-from modelswap_operator.api.modelversion import PlanStatus, Revision, StableStatus
+from modelswap_operator.api.modelversion import PlanStatus, ProvenanceStatus, Revision, StableStatus
 from modelswap_operator.api.times import stamp
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.errors import text
@@ -15,6 +18,8 @@ from modelswap_operator.status.conditions import cut
 PLANS_LISTED = 20
 ADAPTERS_LISTED = 50
 REFUSALS_LISTED = 20
+ORIGIN_LENGTH = 256
+SIGNER_LENGTH = 320
 
 
 def stable(a: Assessment) -> StableStatus | None:
@@ -71,7 +76,19 @@ def _entry(a: Assessment, *, result: str, now: datetime) -> Revision:
         bytes_fetched=sum(o.bytes_fetched for o in done),
         staging_bytes_per_second=_rate(done),
         field_manager=a.snapshot.spec_manager,
+        **_origin(a, done),
     )
+
+
+def _origin(a: Assessment, done: Iterable[SwapStatus]) -> dict[str, Any]:
+    """Return what the manifest said of where the version comes from, and who vouched for it, as pods told."""
+    plans = [result.plan for result in a.plans.values()] + [operation.plan for operation in done]
+    found = next((p for p in plans if p is not None and p.to_digest == a.target_digest), None)
+    if found is None:
+        return {}
+    said = {key: cut(value, ORIGIN_LENGTH) for key, value in found.provenance.items()}
+    provenance = msgspec.convert(said, ProvenanceStatus) if said else None
+    return {"provenance": provenance, "signed_by": cut(found.signed_by, SIGNER_LENGTH)}
 
 
 def _rate(done: Iterable[SwapStatus]) -> int:

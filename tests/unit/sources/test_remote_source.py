@@ -5,11 +5,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
-from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
+from modelswap_engine.checkpoint.layout import SIGNATURE_FILE, Evidence
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, Provenance
 from modelswap_engine.protocol.errors import (
     InvalidCheckpoint,
     ManifestMismatch,
@@ -158,6 +160,33 @@ async def test_a_pinned_version_that_is_here_needs_no_network(
     assert resolved.range_of("a.weight").sha256 == built.by_name["a.weight"].sha256
     with pytest.raises(SourceNotFound):
         await world.source.resolve(URI, digest="sha256:" + "0" * 64)
+
+
+async def test_what_vouches_for_a_version_is_handed_on_as_it_was_and_kept(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "a")
+    built = publish(places, folder, URI)
+    resolved = await world.source.resolve(URI)
+    assert resolved.evidence is None
+    # As a newer release would write it: unknown here, and part of what was signed.
+    signed = (folder / MANIFEST_FILE).read_bytes().replace(b"{", b'{"later": 1,', 1)
+    (folder / MANIFEST_FILE).write_bytes(signed)
+    (folder / SIGNATURE_FILE).write_bytes(b"signature")
+    places.upload(URI, folder)
+    resolved = await world.source.resolve(URI)
+    assert resolved.evidence == Evidence(signed, b"signature")
+    assert resolved.manifest == built
+    (folder / SIGNATURE_FILE).unlink()
+    elsewhere = msgspec.structs.replace(built, provenance=Provenance(who="somebody else"))
+    (folder / MANIFEST_FILE).write_bytes(manifests.encode(elsewhere))
+    places.upload(NEXT, folder)
+    assert (await world.source.resolve(NEXT)).manifest == elsewhere
+    world.start()
+    places.folders.clear()
+    resolved = await world.source.resolve(URI, digest=built.digest)
+    assert (resolved.header_bytes, resolved.evidence) == (0, Evidence(signed, b"signature"))
+    assert resolved.manifest == built, "what the signature is of, not what another place says of the same content"
 
 
 async def test_a_pinned_version_of_which_a_part_is_here_fetches_the_rest(

@@ -32,6 +32,7 @@ from modelswap_engine.protocol.messages import (
 )
 from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic
 from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.protocol.version import PROTOCOL_VERSION
 from modelswap_engine.swap.clock import OneThread
 from tests.support.fake_backend import Fault
 from tests.support.swapping import OWNER, POD, World, checkpoint, last, request
@@ -366,7 +367,7 @@ async def test_the_state_says_who_decided(world, target):
     assert (state.owner_uid, state.epoch, state.revision, state.assignment_revision) == (OWNER, 3, 5, 5)
     assert state.operation.state is SwapState.SERVING
     assert state.pod_uid == POD
-    assert state.protocol_version == 2
+    assert state.protocol_version == PROTOCOL_VERSION
 
 
 async def test_old_folders_of_side_files_are_removed(world):

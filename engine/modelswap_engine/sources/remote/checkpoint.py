@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
@@ -26,6 +27,7 @@ class RemoteCheckpoint:
         credentials: with which.
         manifest: complete; the store has its side files.
         places: its files as they were found.
+        evidence: of who vouches for it.
         header_bytes: what reading them took; 0 when it was known.
         store: where bytes come to.
         fetcher: brings them.
@@ -39,12 +41,14 @@ class RemoteCheckpoint:
         credentials: str,
         manifest: Manifest,
         places: Places,
+        evidence: Evidence | None,
         header_bytes: int,
         store: ContentStore,
         fetcher: Fetcher,
         folders: Callable[[], Folders],
     ) -> None:
         self.uri, self.credentials, self.manifest, self.header_bytes = uri, credentials, manifest, header_bytes
+        self.evidence = evidence
         self._places = places
         self._store, self._fetcher, self._folders = store, fetcher, folders
 

@@ -14,7 +14,14 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.canonical import MAX_SIDE_FILE_BYTES, SIDE_FILES
 from modelswap_engine.checkpoint.header import PREFIX_BYTES, header_length, parse_header
 from modelswap_engine.checkpoint.index import INDEX_FILE, MAX_INDEX_BYTES, join_shards, parse_index
-from modelswap_engine.checkpoint.layout import SINGLE_FILE, Read, no_weights, one_layout
+from modelswap_engine.checkpoint.layout import (
+    MAX_SIGNATURE_BYTES,
+    SIGNATURE_FILE,
+    SINGLE_FILE,
+    Read,
+    no_weights,
+    one_layout,
+)
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, TensorEntry
 from modelswap_engine.checkpoint.rules import refuse
 from modelswap_engine.protocol.errors import SourceNotFound, SourceUnreadable
@@ -44,7 +51,7 @@ async def read_remote(open_folder: OpenFolder) -> RemoteContents:
         SourceUnreadable, SourceDenied, SourceChanged: not now.
     """
     reader = _Reader(open_folder)
-    there = await reader.look("", [MANIFEST_FILE, INDEX_FILE, SINGLE_FILE, *sorted(SIDE_FILES)])
+    there = await reader.look("", [MANIFEST_FILE, SIGNATURE_FILE, INDEX_FILE, SINGLE_FILE, *sorted(SIDE_FILES)])
     if not there:
         folder = await open_folder("")
         raise SourceNotFound(
@@ -55,12 +62,14 @@ async def read_remote(open_folder: OpenFolder) -> RemoteContents:
     tensors = await (reader.listed(manifest) if manifest is not None else reader.laid_out())
     if not tensors:
         refuse("the checkpoint has no tensors", file=SINGLE_FILE)
+    signature = await reader.whole("", SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES) if shipped is not None else None
     names = sorted(SIDE_FILES & there.keys())
     found = await _all_of(reader.whole("", name, limit=MAX_SIDE_FILE_BYTES) for name in names)
     return RemoteContents(
         tensors=tensors,
         side_files={name: data for name, data in zip(names, found, strict=True) if data is not None},
         shipped=shipped,
+        signature=signature,
         header_bytes=reader.bytes_read,
         manifest=manifest,
         places=reader.used,

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.protocol.errors import ModelswapError
 from modelswap_engine.sources.remote.contents import Places
@@ -28,6 +29,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     uri: str
     digest: str
     places: dict[str, dict[str, FileStat]]
+    evidence: Evidence | None = None
 
     @property
     def revision(self) -> str:
@@ -57,11 +59,15 @@ class Records:
             return found if found.uri == uri else None
         return None
 
-    def manifest(self, digest: str) -> Manifest | None:
-        """Return the manifest of a version; one that is damaged is none."""
+    def manifest(self, found: Found) -> Manifest | None:
+        """Return the manifest of a version; one that is damaged is none.
+
+        Where there is a signature it is made of the bytes that were signed.
+        """
         with contextlib.suppress(OSError, ModelswapError):
-            manifest = manifests.decode(self._manifest(digest).read_bytes())
-            return manifest if manifest.digest == digest else None
+            signed = found.evidence.manifest if found.evidence is not None else None
+            manifest = manifests.decode(signed or self._manifest(found.digest).read_bytes())
+            return manifest if manifest.digest == found.digest else None
         return None
 
     def digests(self) -> list[str]:

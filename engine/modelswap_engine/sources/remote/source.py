@@ -58,13 +58,13 @@ class RemoteSource:
         async with self._folders(uri, credentials) as folders:
             contents = await read_remote(folders)
             manifest = await self._manifest(contents, folders, known)
-        found = Found(uri=uri, digest=manifest.digest, places=contents.places)
+        found = Found(uri=uri, digest=manifest.digest, places=contents.places, evidence=contents.evidence)
         await asyncio.to_thread(self._keep, found, manifest, contents)
         return self._made(uri, credentials, manifest, found, header_bytes=contents.header_bytes)
 
     def _known(self, uri: str) -> tuple[Found, Manifest] | None:
         found = self._records.found(uri)
-        manifest = self._records.manifest(found.digest) if found is not None else None
+        manifest = self._records.manifest(found) if found is not None else None
         if found is None or manifest is None or self._store.missing(side.sha256 for side in manifest.side_files):
             return None
         return found, manifest
@@ -83,6 +83,7 @@ class RemoteSource:
             credentials=credentials,
             manifest=manifest,
             places=found.places,
+            evidence=found.evidence,
             header_bytes=header_bytes,
             store=self._store,
             fetcher=self._fetcher,
