@@ -246,6 +246,7 @@ def test_what_may_be_fetched_and_with_what_is_told_and_mounted(charts: Charts) -
     objects = charts.template(CHART, with_minimal(sources=SOURCES))
     container, found = engine(objects), volumes(objects)
     assert flag(container, "allow-source") == ["s3://b/m"]
+    assert "--allow-private-redirects" not in container["args"]
     assert flag(container, "claim") == ["more=/claims/more"]
     assert [a for a in container["args"] if a.startswith("--source-credentials")] == [
         "--source-credentials=reader=s3://b"
@@ -265,6 +266,11 @@ def test_without_sources_nothing_can_be_fetched_and_nothing_is_mounted(charts: C
     container = engine(objects)
     assert not [a for a in container["args"] if a.startswith(("--allow-source", "--store", "--credentials"))]
     assert "store" not in volumes(objects)
+
+
+def test_who_trusts_sources_with_the_network_says_so(charts: Charts) -> None:
+    container = engine(charts.template(CHART, with_minimal(sources=SOURCES | {"allowPrivateRedirects": True})))
+    assert "--allow-private-redirects" in container["args"]
 
 
 def test_a_place_to_fetch_from_needs_room_to_fetch_to(charts: Charts) -> None:

@@ -144,6 +144,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- range .Values.sources.allow }}
 - --allow-source={{ . }}
 {{- end }}
+{{- if .Values.sources.allowPrivateRedirects }}
+- --allow-private-redirects
+{{- end }}
 {{- range .Values.sources.claims }}
 - --claim={{ . }}=/claims/{{ . }}
 {{- end }}

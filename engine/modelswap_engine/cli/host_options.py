@@ -61,6 +61,9 @@ AllowSource: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(help="Prefix that versions may be fetched from, such as s3://bucket/models (repeatable)."),
 ]
+AllowPrivateRedirects: TypeAlias = Annotated[
+    bool, typer.Option("--allow-private-redirects", help="Follow what a source sends to private addresses as well.")
+]
 CredentialsDir: TypeAlias = Annotated[
     Path | None, typer.Option(help="Folder with one sub-folder of mounted credentials for each name.")
 ]

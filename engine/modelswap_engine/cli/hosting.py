@@ -56,6 +56,7 @@ class HostSettings:
     state_dir: Path
     allow_root: tuple[Path, ...]
     allow_source: tuple[str, ...]
+    allow_private_redirects: bool
     credentials_dir: Path | None
     source_credentials: tuple[tuple[str, str], ...]
     claim: tuple[tuple[str, Path], ...]

@@ -60,6 +60,7 @@ def proxy(
     state_dir: host_options.StateDir = None,
     allow_root: host_options.AllowRoot = None,
     allow_source: host_options.AllowSource = None,
+    allow_private_redirects: host_options.AllowPrivateRedirects = False,
     credentials_dir: host_options.CredentialsDir = None,
     source_credentials: host_options.SourceCredentials = None,
     claim: host_options.Claim = None,

@@ -41,7 +41,8 @@ class Credentials:
             )
         try:
             files = [entry for entry in (self._folder / name).iterdir() if entry.is_file()]
-            return {entry.name: _text(entry) for entry in files if not entry.name.startswith(".")}
+            # What the kubelet keeps beside them begins with two dots; `.dockerconfigjson` is a key like any other.
+            return {entry.name: _text(entry) for entry in files if not entry.name.startswith("..")}
         except (OSError, UnicodeDecodeError) as error:
             raise SourceUnreadable(
                 f"credentials {name!r}: {getattr(error, 'strerror', '') or 'not text'}", advice="look at the Secret"

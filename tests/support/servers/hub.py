@@ -48,11 +48,8 @@ class Hub:
         app.router.add_get("/{repo:[^/]+/[^/]+}/resolve/{revision}/{path:.+}", self._resolve)
         self._hosted = Hosted(app)
         self.url = self._hosted.url
-
-    @property
-    def cdn_url(self) -> str:
-        """Return the address of the host of big files: another name, as in life."""
-        return f"http://localhost:{self._cdn.port}"
+        self.cdn_url = f"http://localhost:{self._cdn.port}"
+        """Where it sends for big files: another name, as in life."""
 
     def commit(self, repo: str, files: Mapping[str, bytes], *, branch: str = "main") -> str:
         """Let a branch hold exactly these files; return the commit."""

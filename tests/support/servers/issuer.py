@@ -37,6 +37,11 @@ class TokenIssuer:
         self._hosted = Hosted(app)
         self.realm = f"{self._hosted.url}/token"
 
+    @property
+    def challenge(self) -> dict[str, str]:
+        """Return the header with which a registry sends its clients here."""
+        return {"WWW-Authenticate": f'Bearer realm="{self.realm}",service="{SERVICE}"'}
+
     def close(self) -> None:
         """Stop."""
         self._hosted.close()
@@ -56,6 +61,7 @@ class TokenIssuer:
             "nbf": now - 600,
             "iat": now,
             "exp": now + self.seconds,
+            "jti": str(len(self.asked)),
             "access": [{"type": kind, "name": name, "actions": actions.split(",")}],
         }
         return web.json_response({"token": self._signer.sign(claims), "expires_in": max(self.seconds, 60)})

@@ -62,6 +62,7 @@ class FaultProxy:
         app.router.add_route("*", "/{anything:.*}", self._handle)
         self._hosted = Hosted(app, tls=tls)
         self.url = self._hosted.url
+        self.host = f"127.0.0.1:{self._hosted.port}"
 
     def inject(
         self, fault: Fault, *, path: str = "", method: str = "GET", skip: int = 0, times: int | None = None

@@ -1,0 +1,1 @@
+"""``oci://``: models as artifacts of an OCI registry."""

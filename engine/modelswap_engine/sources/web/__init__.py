@@ -1,0 +1,1 @@
+"""Reading files by ranges over HTTP: one transport for ``https://``, ``hf://`` and ``oci://``."""

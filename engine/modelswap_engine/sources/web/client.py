@@ -1,0 +1,179 @@
+"""Asking over HTTP: redirects are followed by hand, and nothing is told that a URL or a header could give away.
+
+Credentials go to the origin that they are for and to no other. Refuses to know files, ranges and when to ask again.
+"""
+
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, NamedTuple
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from modelswap_engine.protocol.errors import ModelswapError, SourceNotAllowed, SourceUnreadable
+from modelswap_engine.sources.web.patience import Passing
+from modelswap_engine.sources.web.reach import CheckedResolver, Reach
+
+MAX_REDIRECTS: Final = 5
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_CONNECT_SECONDS: Final = 10.0
+_READ_BYTES: Final = 1 << 20
+
+
+class Answer(NamedTuple):
+    """What a server answered, whose body is still to be read."""
+
+    response: aiohttp.ClientResponse
+    redirected: bool
+
+    @property
+    def status(self) -> int:
+        """Its status."""
+        return self.response.status
+
+    def header(self, name: str) -> str:
+        """Return a header; "" where it is not there."""
+        return self.response.headers.get(name, "")
+
+
+class Web:
+    """Connections, open until closed; made in the event loop that uses it.
+
+    Args:
+        trust: whose certificates are believed.
+        reach: where servers may send us.
+        stall: seconds without a byte after which an answer is given up.
+        resolver: of names; the system's by default.
+    """
+
+    def __init__(
+        self, *, trust: ssl.SSLContext, reach: Reach, stall: float, resolver: AbstractResolver | None = None
+    ) -> None:
+        self._reach = reach
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=stall)
+        inner = resolver or aiohttp.ThreadedResolver()
+        # Two pools, so that a connection to a private address that a person chose is none that a server can choose.
+        self._sessions = {
+            chosen: aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=trust, resolver=CheckedResolver(inner, reach, chosen=chosen)),
+                timeout=timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                read_bufsize=_READ_BYTES,
+            )
+            for chosen in (True, False)
+        }
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for session in self._sessions.values():
+            await session.close()
+
+    @asynccontextmanager
+    async def ask(
+        self, url: URL, *, host: str, headers: Mapping[str, str], authorization: str = ""
+    ) -> AsyncIterator[Answer]:
+        """GET a URL, following at most five redirects.
+
+        Args:
+            url: what to ask for.
+            host: the one that a person chose.
+            headers: to send with each request.
+            authorization: for the URL's own origin only.
+
+        Raises:
+            SourceNotAllowed: it leads where it may not.
+            SourceUnreadable: it leads nowhere.
+            Passing: not now; also while the body is read.
+        """
+        here = url
+        for _ in range(MAX_REDIRECTS + 1):
+            async with self._hop(here, host, headers, authorization if _same(here, url) else "") as response:
+                if response.status not in _REDIRECTS:
+                    yield Answer(response, here != url)
+                    return
+                here = _next(here, response)
+        raise SourceUnreadable(
+            f"{_shown(url)}: more than {MAX_REDIRECTS} redirects", advice="name the address that they end at"
+        )
+
+    @asynccontextmanager
+    async def _hop(
+        self, url: URL, host: str, headers: Mapping[str, str], authorization: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        chosen = url.host == host or url.host in self._reach.hosts
+        if url.host is not None and _is_address(url.host):  # these are not resolved
+            self._reach.check(url.host, host=url.host, chosen=chosen)
+        sent = {"Accept-Encoding": "identity", **headers} | ({"Authorization": authorization} if authorization else {})
+        with _telling(url):
+            async with self._sessions[chosen].get(url, headers=sent, allow_redirects=False) as response:
+                yield response
+
+
+def _same(one: URL, other: URL) -> bool:
+    return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
+
+
+def _next(here: URL, response: aiohttp.ClientResponse) -> URL:
+    try:
+        # As it was written: a signature may be over it.
+        url = here.join(URL(response.headers["Location"], encoded=True)).with_user(None)
+    except (KeyError, ValueError):
+        raise SourceUnreadable(
+            f"{_shown(here)}: a redirect to nowhere (status {response.status})", advice="look at the server"
+        ) from None
+    if url.scheme != "https" and url.scheme != here.scheme:
+        raise SourceNotAllowed(
+            f"{_shown(here)}: sends to {_shown(url)}, which is not https", advice="let the server redirect to https"
+        )
+    return url
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(url: URL) -> str:
+    """Return a URL without what could be a secret."""
+    return str(url.with_user(None).with_query(None).with_fragment(None))[:300]
+
+
+@contextmanager
+def _telling(url: URL) -> Iterator[None]:
+    """Tell the client's errors in our words: theirs can hold whole URLs."""
+    try:
+        yield
+    except (ModelswapError, Passing):
+        raise
+    except aiohttp.ClientConnectorCertificateError:
+        raise SourceUnreadable(
+            f"{url.host}: its certificate is not of an authority that is trusted here",
+            advice="put the authority's certificate into the credentials as ca.crt",
+        ) from None
+    except aiohttp.InvalidURL:
+        raise SourceNotAllowed(f"{_shown(url)}: not an address that can be asked", advice="check it") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise Passing(
+            SourceUnreadable(f"{_shown(url)}: {_meaning(error)}", advice="it is tried again; check the network")
+        ) from None
+
+
+def _meaning(error: Exception) -> str:
+    kinds: dict[type[Exception], str] = {
+        aiohttp.ConnectionTimeoutError: "no connection in time",
+        TimeoutError: "it sent nothing for too long",
+        aiohttp.ClientConnectorDNSError: "its name is not known",
+        aiohttp.ClientSSLError: "no TLS with it",
+        aiohttp.ClientConnectorError: "no connection",
+        aiohttp.ClientPayloadError: "it broke off",
+        aiohttp.ServerDisconnectedError: "it closed the connection",
+        OSError: "the connection was lost",
+    }
+    return next((text for kind, text in kinds.items() if isinstance(error, kind)), "it answered no HTTP")
