@@ -50,6 +50,16 @@ def test_build_and_apply_there_and_nothing_else(tmp_path: Path, folders: tuple[P
     assert {entry.name for entry in tmp_path.iterdir()} == {"a", "b", "c", "p.delta"}
 
 
+def test_a_pack_in_a_folder_has_the_name_that_pods_look_for(folders: tuple[Path, Path]) -> None:
+    old, new = folders
+    digest = build_manifest(new).digest
+    built = json.loads(run("build", old, new, "-o", new, "--format", "json").stdout)
+    assert built["path"] == str(new / f"modelswap-from-{build_manifest(old).digest[7:19]}.delta")
+    assert run("show", built["path"]).exit_code == 0
+    assert build_manifest(new).digest == digest
+    assert isinstance(run("build", old, new, "-o", new).exception, Busy)
+
+
 def test_json_is_the_only_thing_on_stdout(tmp_path: Path, folders: tuple[Path, Path], pack: Path) -> None:
     old, new = folders
     built = json.loads(run("build", old, new, "-o", tmp_path / "q", "--format", "json").stdout)

@@ -53,7 +53,15 @@ def register(parent: typer.Typer) -> None:
 def build(
     base: Annotated[Path, typer.Argument(metavar="A", help="Checkpoint folder of the old version.")],
     target: Annotated[Path, typer.Argument(metavar="B", help="Checkpoint folder of the new version.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="PACK", help="The pack; a new file.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PACK",
+            help="The pack, a new file; in a folder that is there, B say, it gets the name that pods look for.",
+        ),
+    ],
     root: Roots = None,
     form: Form = Output.TEXT,
 ) -> None:
@@ -61,13 +69,17 @@ def build(
     with _packages("build"):
         from modelswap_engine.cli.progress import bar
         from modelswap_engine.delta.build import build_pack
+        from modelswap_engine.delta.layout import pack_name
         from modelswap_engine.delta.local import require_free
 
-        require_free(output)  # hashing a folder that came without a manifest can take long
+        inside = output.is_dir()
+        if not inside:
+            require_free(output)  # hashing a folder that came without a manifest can take long
         old, new = _folder(base, root), _folder(target, root)
-        with bar(output.name) as progress:
-            header = build_pack(old, new, output, progress=progress)
-        _summary(_report(header, path=output, nbytes=output.stat().st_size), form)
+        path = output / pack_name(old.manifest.digest) if inside else output
+        with bar(path.name) as progress:
+            header = build_pack(old, new, path, progress=progress)
+        _summary(_report(header, path=path, nbytes=path.stat().st_size), form)
 
 
 @app.command()

@@ -21,7 +21,7 @@ import msgspec
 from modelswap_engine.checkpoint import files, saving
 from modelswap_engine.checkpoint.crew import Crew, Progress
 from modelswap_engine.checkpoint.files import Opened
-from modelswap_engine.checkpoint.manifest import SideFile, TensorEntry
+from modelswap_engine.checkpoint.manifest import Manifest, SideFile, TensorEntry
 from modelswap_engine.checkpoint.rules import DTYPE_BITS
 from modelswap_engine.delta.coding import BLOCK_BYTES, deflated, encode
 from modelswap_engine.delta.layout import FRAME, Header, PackedFile, PackedTensor, Version, encode_header
@@ -97,8 +97,8 @@ def _packed(
     jobs = [entry for entry in target.manifest.tensors if not _same(base.manifest.by_name.get(entry.name), entry)]
     jobs.sort(key=lambda entry: entry.nbytes, reverse=True)
     crew = Crew("packing", total=sum(entry.nbytes for entry in jobs), progress=progress, stop=stop)
-    origins = {entry.name: _origin(base.manifest.by_name.get(entry.name), entry) for entry in jobs}
-    used = [name for name, origin in origins.items() if origin is not None]
+    origins = _origins(base.manifest, jobs)
+    used = [origin.name for origin in origins.values() if origin is not None]
     with base.opened(used) as old_files, target.opened(origins) as new_files:
 
         def pack(entry: TensorEntry) -> _Packed:
@@ -114,11 +114,15 @@ def _same(old: TensorEntry | None, new: TensorEntry) -> bool:
     return old is not None and (old.dtype, old.shape, old.sha256) == (new.dtype, new.shape, new.sha256)
 
 
-def _origin(old: TensorEntry | None, new: TensorEntry) -> TensorEntry | None:
-    """Return what a tensor is made from: that of the same name, if it looks the same and is not the same bytes."""
-    if old is None or (old.dtype, old.shape) != (new.dtype, new.shape):
-        return None
-    return old
+def _origins(base: Manifest, jobs: Sequence[TensorEntry]) -> dict[str, TensorEntry | None]:
+    """Return what each tensor is made from: the same bytes under any name, else what had its name and form."""
+    by_hash = {entry.sha256: entry for entry in base.tensors}
+    found: dict[str, TensorEntry | None] = {}
+    for new in jobs:
+        old = by_hash.get(new.sha256) or base.by_name.get(new.name)
+        alike = old is not None and (old.sha256 == new.sha256 or (old.dtype, old.shape) == (new.dtype, new.shape))
+        found[new.name] = old if alike else None
+    return found
 
 
 class _Read:

@@ -88,10 +88,10 @@ def _check_base(pack: Pack, base: Manifest) -> None:
     for name in header.removed:
         if name not in base.by_name:
             refuse("it is to be removed, and the base has none", file=file, tensor=name)
+    sizes = {entry.sha256: entry.nbytes for entry in base.tensors}
     for entry in header.tensors:
-        old = base.by_name.get(entry.name)
-        if entry.base and (old is None or (old.sha256, old.nbytes) != (entry.base, entry.nbytes)):
-            refuse("the base has no such tensor", file=file, tensor=entry.name)
+        if entry.base and sizes.get(entry.base) != entry.nbytes:
+            refuse("the base has not what it is made from", file=file, tensor=entry.name)
 
 
 def _promised(pack: Pack, base: Manifest, side_files: Mapping[str, bytes]) -> Manifest:
@@ -100,7 +100,8 @@ def _promised(pack: Pack, base: Manifest, side_files: Mapping[str, bytes]) -> Ma
     Raises:
         InvalidDelta: it is not that of the version that the pack is said to make.
     """
-    tensors = {name: entry for name, entry in base.by_name.items() if name not in pack.header.removed}
+    removed = frozenset(pack.header.removed)
+    tensors = {name: entry for name, entry in base.by_name.items() if name not in removed}
     tensors |= {entry.name: _listed(entry) for entry in pack.header.tensors}
     sides = {name: side_file(name, content) for name, content in side_files.items()}
     manifest = make_manifest(tensors, sides, architecture=architecture_of(side_files))
@@ -195,6 +196,7 @@ class _Maker:
 
     def __init__(self, pack: Pack, base: Folder, opened: Mapping[str, Opened], crew: Crew) -> None:
         self._pack, self._base, self._opened, self._crew = pack, base, opened, crew
+        self._by_hash = {entry.sha256: entry for entry in base.manifest.tensors}
 
     def make(self, job: _Job) -> None:
         entry = self._pack.entries.get(job.entry.name)
@@ -210,10 +212,10 @@ class _Maker:
             position += len(piece)
             self._crew.advance(len(piece))
 
-        apply([Step(self._pack, entry)], base=self._reader(entry.name) if entry.base else None, write=write)
+        apply([Step(self._pack, entry)], base=self._reader(entry.base) if entry.base else None, write=write)
 
-    def _reader(self, name: str) -> ReadBase:
-        old = self._base.manifest.by_name[name]
+    def _reader(self, sha256: str) -> ReadBase:
+        old = self._by_hash[sha256]
         file = self._opened[old.file]
         return lambda begin, view: files.read_into(file, old.offset + begin, view)
 

@@ -16,7 +16,7 @@ Only these headers are accepted; each rule has an attack in ``tests/attacks/test
  D2 the header is at most 128 MiB, has the stated sha256 and the form of :class:`Header`
  D3 names of tensors are valid, sorted and unique; none is removed and there; removed ones are sorted and unique
  D4 dtype and shape are valid and mean ``nbytes``; at most 500 000 tensors
- D5 hashes are 64 hex digits, digests ``sha256:`` and such a hash; ``base`` is a hash or empty, and not ``sha256``
+ D5 hashes are 64 hex digits, digests ``sha256:`` and such a hash; ``base`` is a hash or empty
  D6 ranges lie one after the other, begin with the data and end with the file
  D7 a tensor has at least a frame's head for each block, and at most that and its bytes
  D8 side files are of known names, sorted and unique, at most 128 MiB, and packed in no more bytes than they have
@@ -44,6 +44,8 @@ _MAGIC: Final = b"MSWDELTA"
 _PREAMBLE: Final = struct.Struct("<8sIQ32s")
 PREAMBLE_BYTES: Final = _PREAMBLE.size
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+NAME_PREFIX: Final = "modelswap-from-"
+NAME_SUFFIX: Final = ".delta"
 _ADVICE: Final = "fetch the pack again, or build it again with: modelswap delta build A B -o PACK"
 
 
@@ -55,11 +57,11 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tensor of the new version that the old one does not have under this name.
+    """A tensor of the new version that the old one does not have in this form under this name.
 
-    ``nbytes`` bytes that hash to ``sha256``, made from the bytes of a tensor of the old version that hash to ``base``
-    (empty: from nothing). What is packed are ``size`` bytes at ``offset`` of the data. ``coding`` is that of most of
-    them, and ``changed`` the number of elements that differ; both are for people.
+    ``nbytes`` bytes that hash to ``sha256``, made from bytes of the old version that hash to ``base``, whatever it
+    calls them (empty: from nothing). What is packed are ``size`` bytes at ``offset`` of the data. ``coding`` is that of
+    most of them, and ``changed`` the number of elements that differ; both are for people.
     """
 
     name: str
@@ -119,6 +121,11 @@ def refuse(message: str, *, file: str, tensor: str = "", span: tuple[int, int] |
     if span is not None:
         where, details = f"{where}: bytes {span[0]}-{span[1]}", {**details, "bytes": f"{span[0]}-{span[1]}"}
     raise InvalidDelta(f"{where}: {message}", advice=_ADVICE, details=details)
+
+
+def pack_name(digest: str) -> str:
+    """Return the name under which a pack is looked for beside what it makes, by the digest of what it makes it from."""
+    return f"{NAME_PREFIX}{digest.removeprefix('sha256:')[:12]}{NAME_SUFFIX}"
 
 
 def blocks(nbytes: int) -> int:
@@ -205,8 +212,8 @@ def _check_tensor(entry: PackedTensor, *, file: str) -> None:
     expected = expected_nbytes(entry.dtype, entry.shape, file=file, tensor=entry.name)
     if entry.nbytes != expected:
         refuse(f"{entry.nbytes} bytes stated, {expected} by dtype and shape", file=file, tensor=entry.name)
-    if not is_hash(entry.sha256) or (entry.base and not is_hash(entry.base)) or entry.base == entry.sha256:
-        refuse("sha256 or base is not a hash, or both are the same", file=file, tensor=entry.name)
+    if not is_hash(entry.sha256) or (entry.base and not is_hash(entry.base)):
+        refuse("sha256 or base is not a hash", file=file, tensor=entry.name)
     heads = blocks(entry.nbytes) * FRAME.size
     if not heads <= entry.size <= heads + entry.nbytes:
         refuse(f"{entry.size} bytes cannot be the blocks of {entry.nbytes}", file=file, tensor=entry.name)

@@ -166,6 +166,21 @@ def test_the_folder_that_is_made_has_all_bytes_of_the_new_version(
     assert {file.name for file in (tmp_path / "deep").iterdir()} == {"made"}
 
 
+def test_what_has_only_another_name_or_shape_is_not_packed(tmp_path: Path) -> None:
+    data = os.urandom(5000)
+    old = written(tmp_path / "old", {"w": ("U8", (5000,), data), "x": ("U8", (2,), b"ab"), "y": ("U8", (2,), b"ab")})
+    new = written(
+        tmp_path / "new", {"model.w": ("U8", (5000,), data), "x": ("U8", (2, 1), b"ab"), "y": ("U8", (2,), b"cd")}
+    )
+    header = build_pack(old, new, tmp_path / "pack")
+    assert [(entry.name, entry.coding, entry.size) for entry in header.tensors] == [
+        ("model.w", "same", 5), ("x", "same", 5), ("y", "raw", 7),
+    ]  # fmt: skip
+    with opened_pack(tmp_path / "pack") as found:
+        assert apply_pack(found, old, tmp_path / "made").digest == new.manifest.digest
+    assert folder_of(tmp_path / "made").manifest.digest == new.manifest.digest
+
+
 def test_the_same_version_twice_makes_an_empty_pack(tmp_path: Path, old: Folder) -> None:
     again = written(tmp_path / "again", OLD, side_files=SIDES, shards=3)
     header = build_pack(old, again, tmp_path / "pack")

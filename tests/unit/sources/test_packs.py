@@ -7,8 +7,8 @@ import pytest
 
 from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.delta.build import build_pack
+from modelswap_engine.delta.layout import pack_name
 from modelswap_engine.protocol.errors import ModelswapError, SourceUnreadable
-from modelswap_engine.sources.remote.packs import pack_name
 from tests.support.checkpoints import Tensor, write_checkpoint
 from tests.support.deltas import folder_of
 from tests.support.memory_places import MemoryPlaces

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from modelswap_engine.checkpoint.manifest import TensorEntry
+from modelswap_engine.delta.layout import NAME_PREFIX, NAME_SUFFIX, pack_name
 from modelswap_engine.delta.pack import Pack, Step, apply, open_pack
 from modelswap_engine.delta.plan import Route, plan
 from modelswap_engine.protocol.errors import Cancelled, ModelswapError, SourceUnreadable
@@ -34,13 +35,6 @@ MOST_PACKS: Final = 16
 STEP_BYTES: Final = 64 << 10
 """What a tensor from a pack must save: it costs a request of its own, and reading the base."""
 READ_SECONDS: Final = 120.0
-_PREFIX: Final = "modelswap-from-"
-_SUFFIX: Final = ".delta"
-
-
-def pack_name(digest: str) -> str:
-    """Return the name of the pack that makes a version from the one with this digest."""
-    return f"{_PREFIX}{digest.removeprefix('sha256:')[:12]}{_SUFFIX}"
 
 
 async def make(missing: Sequence[TensorEntry], *, folder: Folder, store: ContentStore, digests: Collection[str]) -> int:
@@ -99,7 +93,9 @@ class _Run:
         there = await self.folder.files(names)
         named = [name for name in names if name in there]
         # Of what is not held, but may be on the way from there: chains of packs lie in one folder.
-        others = [name for name in there if name not in names and name.startswith(_PREFIX) and name.endswith(_SUFFIX)]
+        others = [
+            name for name in there if name not in names and name.startswith(NAME_PREFIX) and name.endswith(NAME_SUFFIX)
+        ]
         for name in [*named, *(sorted(others) if named else [])][:MOST_PACKS]:
             await self._open(name, there[name])
         packs = {name: pack.header for name, pack in self._packs.items()}
