@@ -8,8 +8,6 @@ from tests.support.custom import DIGEST, Namespace, model_version
 
 pytestmark = pytest.mark.api
 
-NOT_YET = "not yet supported in this release: "
-
 
 @pytest.mark.parametrize(
     ("spec", "field", "message"),
@@ -19,7 +17,6 @@ NOT_YET = "not yet supported in this release: "
             "spec.source.credentialsRef",
             "source.credentialsRef: mounted folders (file://, pvc://) need no credentials",
         ),
-        ({"prefetch": [{"uri": "file:///models/next"}]}, "spec.prefetch", f"{NOT_YET}prefetch"),
     ],
     ids=str,
 )
@@ -31,6 +28,7 @@ def test_what_is_forbidden_says_so(namespace: Namespace, spec: dict[str, Any], f
 @pytest.mark.parametrize(
     ("spec", "field", "message"),
     [
+        ({"prefetch": [{"uri": "ftp://host/chat"}]}, "spec.prefetch[0].uri", "the scheme is not one of file, pvc, s3"),
         ({"source": {"uri": "ftp://host/chat"}}, "spec.source.uri", 'the scheme "ftp" is not one of file, pvc, s3'),
         ({"source": {"uri": "https://me:word@host/chat"}}, "spec.source.uri", "must hold no user, password"),
         ({"source": {"uri": "https://host/chat?X-Signature=1"}}, "spec.source.uri", "must hold no user, password"),
@@ -113,6 +111,7 @@ def test_malformed_fields_are_named(namespace: Namespace, spec: dict[str, Any], 
         {"recovery": {"engineRestart": "Never"}},
         {"revisionHistoryLimit": 0, "suspend": True},
         {"source": {"uri": "s3://bucket/chat/1.1", "credentialsRef": {"name": "reader"}}},
+        {"prefetch": [{"uri": "s3://bucket/chat/1.2", "digest": DIGEST, "credentialsRef": {"name": "reader"}}]},
         *(
             {"source": {"uri": uri}}
             for uri in (

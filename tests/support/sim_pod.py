@@ -16,6 +16,7 @@ from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, Ran
 from modelswap_engine.protocol.errors import ErrorBody, NotFound
 from modelswap_engine.protocol.holding import HoldState
 from modelswap_engine.protocol.messages import HoldRequest, ProceedRequest, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.prefetch import PrefetchState
 from modelswap_engine.protocol.states import TRANSITIONS, SwapState
 from modelswap_engine.protocol.version import HOLDS_SINCE
 from modelswap_engine.swap import fence as fences
@@ -105,6 +106,7 @@ class SimPod:
     """2: a swap can be asked to wait once it has staged."""
     lease: float = 0.0
     """Until when it waits, in seconds of the world's clock."""
+    prefetch: list[PrefetchState] = field(default_factory=list)
     too_small: bool = False
     """There is no memory for a second version."""
 
@@ -136,6 +138,7 @@ class SimPod:
             else [AnswerCount(digest=d, answered=ok, failed=bad) for d, (ok, bad) in self.answers.items()],
             ranks=[RankState(rank=0, boot_id=f"rank-{self.boot}", alive=True, digest=proved)],
             adapters=self.adapters.view(proved) if self.adapters is not None else None,
+            prefetch=self.prefetch,
         )
 
     @property

@@ -15,6 +15,7 @@ import msgspec
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError, SignatureMissing
 from modelswap_engine.protocol.messages import Plan, ProceedRequest, VersionRef
+from modelswap_engine.protocol.prefetch import PrefetchPhase, PrefetchState
 from modelswap_operator.api.modelversion import (
     Canary,
     ModelVersionSpec,
@@ -32,9 +33,11 @@ from modelswap_operator.planning.actions import (
     CancelSwaps,
     FailedAttempt,
     NoteAttempts,
+    PrefetchOrder,
     RecordFailure,
     RenewHolds,
     SendAdapters,
+    SendPrefetch,
     StartSwaps,
     SwapOrder,
     UntoldPod,
@@ -219,6 +222,15 @@ class World:
                     sim = self._sim(renewed.pod.uid)
                     if sim.reachable:
                         sim.renew(renewed.operation_id, renewed.request, self.clock)
+            case SendPrefetch():
+                unreached = [o for o in action.orders if not self._sim(o.pod.uid).reachable]
+                for ahead in action.orders:
+                    if ahead not in unreached:
+                        targets = ahead.request.targets
+                        self._sim(ahead.pod.uid).prefetch = [
+                            PrefetchState(target=target, phase=PrefetchPhase.FETCHED) for target in targets
+                        ]
+                self.memory.asked_ahead(action.orders, [_unreached(order) for order in unreached], now=self.now)
             case CancelSwaps():
                 for item in action.orders:
                     self._sim(item.pod.uid).cancel(item.operation_id)
@@ -341,3 +353,8 @@ class World:
 
     def actions(self, kind: type[Any]) -> list[Any]:
         return [a for a in self.log if isinstance(a, kind)]
+
+
+def _unreached(order: PrefetchOrder) -> FailedAttempt:
+    error = ErrorBody(code="EngineTimeout", message="no answer", retryable=True)
+    return FailedAttempt(pod=order.pod, operation_id="", revision=0, digest="", error=error)

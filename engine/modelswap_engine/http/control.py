@@ -31,6 +31,7 @@ from modelswap_engine.protocol.messages import (
     SwapRequest,
     SwapStatus,
 )
+from modelswap_engine.protocol.prefetch import PrefetchRequest
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from modelswap_engine.swap.coordinator import Coordinator
 
@@ -62,6 +63,7 @@ class ControlPort:
             web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/hold", self.hold),
             web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/proceed", self.proceed),
             web.post(f"{CONTROL_PREFIX}/rollback", self.rollback),
+            web.post(f"{CONTROL_PREFIX}/prefetch", self.prefetch),
             web.post(f"{CONTROL_PREFIX}/check", self.check),
             web.post(f"{CONTROL_PREFIX}/release", self.release),
             web.post(f"{CONTROL_PREFIX}/pause", self.pause),
@@ -108,6 +110,10 @@ class ControlPort:
         """Let an operation that waits go on."""
         order = await read_body(request, ProceedRequest, empty=True)
         return json_response(await self._coordinator.proceed(request.match_info["id"], order))
+
+    async def prefetch(self, request: web.Request) -> web.Response:
+        """Have versions fetched ahead of their time; what is told is how far each has come."""
+        return json_response(self._coordinator.prefetch(await read_body(request, PrefetchRequest)))
 
     async def check(self, request: web.Request) -> web.Response:
         """Re-hash live tensors."""

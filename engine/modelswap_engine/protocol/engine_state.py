@@ -8,6 +8,7 @@ import msgspec
 from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import TrafficMode
+from modelswap_engine.protocol.prefetch import PrefetchState
 from modelswap_engine.protocol.version import PROTOCOL_VERSION
 from modelswap_engine.protocol.wire import Message
 
@@ -195,6 +196,7 @@ class EngineState(Message, frozen=True, kw_only=True):
         repair: the last attempt to do so.
         answers: ended requests by version, the last few of them; None where the sidecar is too old to count. They move
             without ``seq``.
+        prefetch: versions that are fetched before anybody swaps to them.
         restart_advice: why a cold restart is advised, "" when it is not; nothing restarts by itself.
     """
 
@@ -233,3 +235,4 @@ class EngineState(Message, frozen=True, kw_only=True):
     swaps_completed: int = 0
     restarts: int = 0
     adapters: AdapterRegistry | None = None
+    prefetch: list[PrefetchState] = []

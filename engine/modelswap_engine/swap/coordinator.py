@@ -40,6 +40,7 @@ from modelswap_engine.protocol.messages import (
     SwapStatus,
     VersionRef,
 )
+from modelswap_engine.protocol.prefetch import PrefetchRequest, PrefetchState
 from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.swap import entry, proceeding, recovery, retention, shutdown, snapshot
 from modelswap_engine.swap import fence as fences
@@ -59,6 +60,7 @@ from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.parts import Parts
 from modelswap_engine.swap.peers import Peers
 from modelswap_engine.swap.planner import assess
+from modelswap_engine.swap.prefetch import Prefetch
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.still import still
 from modelswap_engine.swap.supervisor import Supervisor
@@ -133,6 +135,7 @@ class Coordinator:
             self._core, exchange=exchange, peers=Peers(settings.weight_peers), roots=settings.export_roots
         )
         self.cache = KvCache(self._core, exchange=exchange)
+        self._prefetch = Prefetch(self._core)
         starting = NotReady("the engine is starting", advice="try another replica", details={"retryAfterSeconds": "1"})
         self._core.unpublish("Starting", starting.body())
 
@@ -342,6 +345,10 @@ class Coordinator:
     async def proceed(self, operation_id: str, request: ProceedRequest) -> SwapStatus:
         """Let a swap that waits go on; see :func:`proceeding.proceed`."""
         return await proceeding.proceed(self._core, operation_id, request)
+
+    def prefetch(self, request: PrefetchRequest) -> list[PrefetchState]:
+        """Fetch versions ahead of their time; see :class:`Prefetch`."""
+        return self._prefetch.ask(request)
 
     async def check(self, request: CheckRequest) -> CheckResult:
         """Re-hash live tensors; a mismatch with the live version holds all requests until it is repaired.

@@ -19,6 +19,7 @@ from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import AuditState, CheckState, MemoryState
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, Unavailable
 from modelswap_engine.protocol.messages import Coordinates, SwapStatus, VersionRef
+from modelswap_engine.protocol.prefetch import PrefetchState
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.sources.port import Resolved
@@ -138,6 +139,7 @@ class Core:
         self.audit_pending = False
         self.update: OpenUpdate | None = None
         self.received: Received | None = None
+        self.prefetched: list[PrefetchState] = []
         self.audited_at = clock.monotonic()
         self.completed = 0
         self._previous_until: float | None = None
@@ -372,7 +374,8 @@ class Core:
                 listener.discard(digest)
         held = self.held()
         await self.store.prune(held)
-        await self.sources.retain(held | self.store.pinned())
+        ahead = {found.digest for found in self.prefetched if found.digest}
+        await self.sources.retain(held | self.store.pinned() | ahead)
 
     def serves(self, digest: str) -> bool:
         """Say whether a request that was let in to this version can be handed to the engine."""

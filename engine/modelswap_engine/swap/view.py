@@ -58,6 +58,7 @@ def engine_state(core: Core) -> EngineState:
         swaps_completed=core.completed,
         restarts=core.restarts,
         adapters=core.companion.view(),
+        prefetch=core.prefetched,
     )
 
 

@@ -163,6 +163,7 @@ class ModelVersionSpec(Value, frozen=True, kw_only=True):
     checks: ChecksSpec = ChecksSpec()
     verification: VerificationSpec = VerificationSpec()
     revision_history_limit: int = 10
+    prefetch: tuple[Source, ...] = ()
     adapters: AdaptersSpec = AdaptersSpec()
     recovery: RecoverySpec = RecoverySpec()
     weights: WeightsPolicy = WeightsPolicy.MANAGED
@@ -313,6 +314,15 @@ class Revision(Value, frozen=True, kw_only=True):
     signed_by: str = ""
 
 
+class PrefetchStatus(Value, frozen=True, kw_only=True):
+    """A version of ``spec.prefetch``, and how many of the counted pods have it."""
+
+    uri: str = ""
+    digest: str = ""
+    fetched_pods: int = 0
+    message: str = ""
+
+
 class ModelVersionStatus(Value, frozen=True, kw_only=True):
     """What was observed; written by this operator only."""
 
@@ -328,4 +338,5 @@ class ModelVersionStatus(Value, frozen=True, kw_only=True):
     pod_counts: PodCounts | None = None
     failures: tuple[Failure, ...] = ()
     history: tuple[Revision, ...] = ()
+    prefetch: tuple[PrefetchStatus, ...] = ()
     conditions: tuple[Condition, ...] = ()

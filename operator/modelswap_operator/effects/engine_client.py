@@ -27,6 +27,7 @@ from modelswap_engine.protocol.messages import (
     SwapRequest,
     SwapStatus,
 )
+from modelswap_engine.protocol.prefetch import PrefetchRequest, PrefetchState
 from modelswap_engine.protocol.version import CONTROL_PREFIX, PROTOCOL_VERSION, supported
 from modelswap_operator.effects.tokens import Tokens
 from modelswap_operator.effects.trust import PLAIN_ONLY, Channel, EngineTlsRefused, Trust
@@ -146,6 +147,10 @@ class EngineClient:
     async def hold(self, pod: Address, operation_id: str, request: HoldRequest) -> SwapStatus:
         """Renew the lease of a swap that waits once it has staged."""
         return await self._call("POST", pod, f"/swaps/{operation_id}/hold", SwapStatus, body=request)
+
+    async def prefetch(self, pod: Address, request: PrefetchRequest) -> list[PrefetchState]:
+        """Have versions fetched ahead of their time."""
+        return await self._call("POST", pod, "/prefetch", list[PrefetchState], body=request)
 
     async def proceed(self, pod: Address, operation_id: str, request: ProceedRequest) -> SwapStatus:
         """Let a swap that waits go on."""

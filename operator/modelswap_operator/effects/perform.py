@@ -19,6 +19,7 @@ from modelswap_operator.planning.actions import (
     RenewHolds,
     ResolveOrder,
     SendAdapters,
+    SendPrefetch,
     StartSwaps,
     SwapOrder,
     UntoldPod,
@@ -83,6 +84,22 @@ class Performer:
                     error=_UNKNOWN,
                 ),
                 self._engines.hold(address(order.pod), order.operation_id, order.request),
+            )
+            for order in action.orders
+        )
+
+    async def prefetch(self, action: SendPrefetch) -> tuple[FailedAttempt, ...]:
+        """Tell all pods at once what to fetch ahead; return those that could not be told."""
+        return await _failed(
+            (
+                FailedAttempt(
+                    pod=order.pod,
+                    operation_id="",
+                    revision=order.request.fence.revision,
+                    digest="",
+                    error=_UNKNOWN,
+                ),
+                self._engines.prefetch(address(order.pod), order.request),
             )
             for order in action.orders
         )

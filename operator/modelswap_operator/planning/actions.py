@@ -7,6 +7,7 @@ from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, Resol
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import HoldRequest, PlanRequest, SwapRequest
+from modelswap_engine.protocol.prefetch import PrefetchRequest
 from modelswap_operator.api.modelversion import Failure
 from modelswap_operator.planning.snapshot import Ledger, PlanKey, Pod, ResolveKey
 
@@ -154,6 +155,21 @@ class SendAdapters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrefetchOrder:
+    """Tell one pod which versions to fetch ahead."""
+
+    pod: Pod
+    request: PrefetchRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendPrefetch:
+    """Tell pods which versions to fetch ahead; they go on by themselves."""
+
+    orders: tuple[PrefetchOrder, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class UntoldPod:
     """A pod that could not be told of the adapters."""
 
@@ -163,5 +179,5 @@ class UntoldPod:
 
 
 AdapterAction = AskAdapters | SendAdapters
-SwapAction = CancelSwaps | StartSwaps | RenewHolds
+SwapAction = CancelSwaps | StartSwaps | RenewHolds | SendPrefetch
 Action = Wait | RecordFailure | NoteAttempts | AskPlans | WriteAssignment | SwapAction | AdapterAction

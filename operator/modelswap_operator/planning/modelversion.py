@@ -15,7 +15,7 @@ from modelswap_engine.protocol.assignment import AssignmentTarget
 from modelswap_engine.protocol.holding import Hold
 from modelswap_engine.protocol.messages import Fence, HoldRequest, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Checks
-from modelswap_operator.planning import adapter_steps, assignment, canary, failures, staging
+from modelswap_operator.planning import adapter_steps, assignment, canary, failures, prefetch, staging
 from modelswap_operator.planning.actions import (
     Action,
     AskPlans,
@@ -27,6 +27,7 @@ from modelswap_operator.planning.actions import (
     RecordFailure,
     RenewHolds,
     SendAdapters,
+    SendPrefetch,
     StartSwaps,
     SwapOrder,
     Wait,
@@ -68,7 +69,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Action:
     rules: tuple[Rule, ...] = (
         (_note, _record_plan_failure, _give_back, _ask)
         if a.spec.suspend
-        else (_record, _note, _cancel, _assign, *_of_adapters(adapters), _start, _stage, _renew)
+        else (_record, _note, _cancel, _assign, *_of_adapters(adapters), _start, _stage, _renew, prefetch.send)
     )
     return next((action for rule in rules if (action := rule(a, now))), None) or _wait(a, now)
 
@@ -78,7 +79,7 @@ def rest(action: Action, now: datetime) -> float | None:
     match action:
         case Wait():
             return (action.until - now).total_seconds() if action.until is not None else None
-        case CancelSwaps() | SendAdapters() | RenewHolds():
+        case CancelSwaps() | SendAdapters() | RenewHolds() | SendPrefetch():
             return POLL_SECONDS  # a pod takes a moment to do it, and says the same until then
         case _:
             return 0.0
@@ -287,7 +288,8 @@ def _wait(a: Assessment, now: datetime) -> Wait:
     times += [now + timedelta(seconds=seconds) for seconds in waits.values() if seconds is not None]
     if any(running(p) and waits[p.uid] is None for p in a.present):
         times.append(now + timedelta(seconds=POLL_SECONDS))
-    if any(_settling(p) for p in a.present):
+    times += prefetch.times(a, now)
+    if any(_settling(p) for p in a.present) or prefetch.under_way(a):
         times.append(now + timedelta(seconds=SETTLE_SECONDS))
     shown = canary.soak(a, now)
     if shown is not None:

@@ -180,7 +180,8 @@ class Progress:
 class Memory:
     """What this process remembers between passes. Losing it costs time and repeated questions, never a wrong decision.
 
-    ``idle`` holds the UIDs of pods that were read without an operation in flight and asked for nothing since.
+    ``idle`` holds the UIDs of pods that were read without an operation in flight and asked for nothing since,
+    ``unasked`` when those that could not be told what to fetch ahead are told again.
     """
 
     plans: Mapping[PlanKey, PlanResult] = field(default_factory=dict)
@@ -189,6 +190,7 @@ class Memory:
     idle: frozenset[str] = frozenset()
     resolved: Mapping[ResolveKey, Resolution] = field(default_factory=dict)
     untold: Mapping[str, Untold] = field(default_factory=dict)
+    unasked: Mapping[str, datetime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

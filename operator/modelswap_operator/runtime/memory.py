@@ -5,12 +5,12 @@ Everything here may be lost at any moment: it only keeps the operator from askin
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import Plan
-from modelswap_operator.planning.actions import FailedAttempt, PlanOrder, SwapOrder
+from modelswap_operator.planning.actions import FailedAttempt, PlanOrder, PrefetchOrder, SwapOrder
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
 from modelswap_operator.planning.errors import is_content, is_moved, passing
 from modelswap_operator.planning.progress import advance
@@ -18,6 +18,8 @@ from modelswap_operator.planning.snapshot import Attempt, Memory, PlanKey, PlanR
 from modelswap_operator.planning.staging import swapping
 from modelswap_operator.runtime.adapter_memory import AdapterMemory
 
+UNASKED = timedelta(seconds=30)
+"""Until a pod that could not be told what to fetch ahead is told again."""
 MOVED_AT_ONCE = 3
 """How often a pod whose state moved meanwhile is tried again without waiting."""
 
@@ -35,6 +37,7 @@ class SlotMemory:
         self._progress: Progress | None = None
         self._generation = 0
         self._idle: set[str] = set()
+        self._unasked: dict[str, datetime] = {}
         self.adapters = AdapterMemory()
 
     def view(self) -> Memory:
@@ -46,6 +49,7 @@ class SlotMemory:
             idle=frozenset(self._idle),
             resolved=self.adapters.resolved,
             untold=self.adapters.untold,
+            unasked=MappingProxyType(dict(self._unasked)),
         )
 
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
@@ -64,6 +68,7 @@ class SlotMemory:
             for uid, attempt in self._attempts.items()
             if uid in present and attempt.revision == revision and live.get(uid) != attempt.digest
         }
+        self._unasked = {uid: at for uid, at in self._unasked.items() if uid in present and at > now}
         if snapshot.asked_again:
             self._wait_no_longer(now)
         read = {p.uid for p in snapshot.pods if p.state is not None}
@@ -71,6 +76,12 @@ class SlotMemory:
         self._idle |= {p.uid for p in snapshot.pods if p.uid in read and swapping(p) is None}
         self.adapters.take_in(snapshot)
         self._progress = advance(snapshot, now)
+
+    def asked_ahead(self, orders: Iterable[PrefetchOrder], failed: Iterable[FailedAttempt], *, now: datetime) -> None:
+        """Remember which pods could not be told what to fetch ahead."""
+        for order in orders:
+            self._unasked.pop(order.pod.uid, None)
+        self._unasked |= {attempt.pod.uid: now + UNASKED for attempt in failed}
 
     def _wait_no_longer(self, now: datetime) -> None:
         """Make every waiting try due, and forget refusals; how many tries there were stays, for they are numbered."""

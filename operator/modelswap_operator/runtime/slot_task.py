@@ -24,6 +24,7 @@ from modelswap_operator.planning.actions import (
     RenewHolds,
     ResolveOrder,
     SendAdapters,
+    SendPrefetch,
     StartSwaps,
     Wait,
     WriteAssignment,
@@ -141,6 +142,13 @@ class SlotTask(ObjectTask):
                         operation=failed_one.operation_id,
                         code=failed_one.error.code,
                         error=failed_one.error.message,
+                    )
+            case SendPrefetch():
+                untaught = await tools.performer.prefetch(action)
+                self._memory.asked_ahead(action.orders, untaught, now=now)
+                for failed_one in untaught:
+                    self._log.warning(
+                        "not told what to fetch ahead", pod=failed_one.pod.name, code=failed_one.error.code
                     )
             case CancelSwaps():
                 self._note(look.snapshot, await tools.performer.cancel(look, action), now)

@@ -21,6 +21,7 @@ from modelswap_operator.planning.snapshot import Snapshot
 from modelswap_operator.status import facts, history, pods
 from modelswap_operator.status.conditions import Verdict, conditions, cut
 from modelswap_operator.status.outcome import Outcome, outcome
+from modelswap_operator.status.prefetch import prefetched
 
 FAILURES_KEPT = 20
 STILL = (Reason.FROZEN, Reason.GROUPS_UNSUPPORTED)
@@ -49,6 +50,7 @@ def summarize(snapshot: Snapshot, action: Action, now: datetime) -> ModelVersion
             pod_counts=pods.pod_counts(a),
             failures=failures,
             history=history.history(a, result=result.ended, now=now),
+            prefetch=prefetched(a),
             conditions=conditions(verdicts, observed=before.conditions, generation=snapshot.generation, now=now),
         ),
     )
