@@ -201,6 +201,24 @@ async def test_a_pinned_version_of_which_a_part_is_here_fetches_the_rest(
     assert world.holds(built)
 
 
+async def test_the_same_content_in_other_files_is_read_where_it_lies(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    first = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    second = publish(places, write_checkpoint(tmp_path / "b", MANY, shards=3), NEXT)
+    assert first.digest == second.digest
+    for uri in (URI, NEXT):
+        await world.source.resolve(uri)
+    world.start()
+    for uri, file in ((URI, "model.safetensors"), (NEXT, "model-00001-of-00003.safetensors")):
+        resolved = await world.source.resolve(uri, digest=first.digest)
+        places.forget()
+        entries = [e for e in resolved.manifest.tensors if e.file == file and world.store.missing([e.sha256])]
+        name = entries[0].name
+        await resolved.obtain([name])
+        assert set(places.given) == {file}
+
+
 async def test_credentials_are_handed_on_and_stay_with_the_version(
     world: World, places: MemoryPlaces, tmp_path: Path
 ) -> None:

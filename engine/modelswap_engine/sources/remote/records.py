@@ -21,6 +21,7 @@ from modelswap_engine.sources.remote.contents import Places
 from modelswap_engine.sources.remote.port import FileStat
 
 MAX_RECORDS: Final = 64
+_LAID_OUT: Final = ".manifest"
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,8 @@ class Records:
         """
         with contextlib.suppress(OSError, ModelswapError):
             signed = found.evidence.manifest if found.evidence is not None else None
-            manifest = manifests.decode(signed or self._manifest(found.digest).read_bytes())
+            # Of this very place: the same content can lie in other files elsewhere.
+            manifest = manifests.decode(signed or self._uri(found.uri).with_suffix(_LAID_OUT).read_bytes())
             return manifest if manifest.digest == found.digest else None
         return None
 
@@ -80,6 +82,7 @@ class Records:
         """Remember a version and where it is; a disk that does not take it is no failure."""
         with contextlib.suppress(OSError):
             _replace(self._manifest(manifest.digest), manifests.encode(manifest))
+            _replace(self._uri(found.uri).with_suffix(_LAID_OUT), manifests.encode(manifest))
             _replace(self._uri(found.uri), msgspec.json.encode(found))
             _prune(self._uris, keep=())
 
@@ -106,3 +109,4 @@ def _prune(folder: Path, *, keep: Collection[str]) -> None:
         files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
         for file in [file for file in files if file.stem not in keep][MAX_RECORDS:]:
             file.unlink(missing_ok=True)
+            file.with_suffix(_LAID_OUT).unlink(missing_ok=True)
