@@ -42,6 +42,7 @@ def test_help_and_manifest_build_need_no_torch(empty_environment: Path, tmp_path
     assert "manifest" in run(empty_environment / "modelswap", "--help", cwd=tmp_path)
     run(empty_environment / "modelswap", "manifest", "build", checkpoint, cwd=tmp_path)
     assert (checkpoint / "modelswap.manifest.json").is_file()
+    run(empty_environment / "python", "-c", "import modelswap", cwd=tmp_path)  # what trainers use comes along
     found = "import importlib.util as u; print([n for n in ('torch', 'aiohttp', 'kopf') if u.find_spec(n)])"
     assert run(empty_environment / "python", "-c", found, cwd=tmp_path).strip() == "[]"
 

@@ -1,7 +1,7 @@
 """From a folder to its manifest: computed from the bytes, or the shipped one held against the headers."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -61,6 +61,11 @@ def hash_contents(
         progress=progress,
         stop=stop,
     )
+    return with_hashes(contents, hashes)
+
+
+def with_hashes(contents: Read, hashes: Mapping[str, str]) -> Manifest:
+    """Return the manifest of what was read, the hashes of its tensors being known (name → sha256)."""
     tensors = {name: msgspec.structs.replace(entry, sha256=hashes[name]) for name, entry in contents.tensors.items()}
     return make_manifest(tensors, side_entries(contents), architecture=architecture_of(contents.side_files))
 

@@ -63,7 +63,7 @@ def reopened(
     """
     with contextlib.ExitStack() as stack:
         opened = {
-            name: stack.enter_context(_reopen(directory, name, roots=roots, stamp=stamps[name]))
+            name: stack.enter_context(reopen(directory, name, roots=roots, stamp=stamps[name]))
             for name in sorted(names)
         }
         yield opened
@@ -72,7 +72,13 @@ def reopened(
 
 
 @contextlib.contextmanager
-def _reopen(directory: Path, name: str, *, roots: Sequence[Path], stamp: Stamp) -> Iterator[Opened]:
+def reopen(directory: Path, name: str, *, roots: Sequence[Path], stamp: Stamp) -> Iterator[Opened]:
+    """Open a file again whose header was read.
+
+    Raises:
+        SourceChanged: it is not that file any more.
+        InvalidCheckpoint, SourceUnreadable: see :func:`files.open_inside`.
+    """
     try:
         with files.open_inside(directory, name, roots=roots) as opened:
             if opened.stamp != stamp:

@@ -52,20 +52,24 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 def shards(manifest: Manifest, *, shard_bytes: int) -> tuple[Shard, ...]:
     """Spread the tensors over files of at most so many bytes; one tensor that is larger has a file of its own."""
+    parts = numbered(manifest.tensors, shard_bytes=shard_bytes, stem="model")
+    return parts if len(parts) > 1 else tuple(Shard(file=SINGLE_FILE, tensors=part.tensors) for part in parts)
+
+
+def numbered(tensors: Iterable[TensorEntry], *, shard_bytes: int, stem: str) -> tuple[Shard, ...]:
+    """Spread tensors over files that are called ``{stem}-00001-of-0000N.safetensors``."""
     parts: list[list[TensorEntry]] = []
     room = 0
-    for entry in manifest.tensors:
+    for entry in tensors:
         if not parts or entry.nbytes > room:
             parts.append([])
             room = shard_bytes
         parts[-1].append(entry)
         room -= entry.nbytes
-    if len(parts) == 1:
-        return (Shard(file=SINGLE_FILE, tensors=_aligned(parts[0])),)
-    name = "model-{:05d}-of-{:05d}.safetensors"
     count = len(parts)
     return tuple(
-        Shard(file=name.format(number, count), tensors=_aligned(part)) for number, part in enumerate(parts, start=1)
+        Shard(file=f"{stem}-{number:05d}-of-{count:05d}.safetensors", tensors=_aligned(part))
+        for number, part in enumerate(parts, start=1)
     )
 
 
@@ -87,6 +91,14 @@ def compose_header(tensors: Iterable[Described]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+def compose_index(parts: Iterable[Shard]) -> bytes:
+    """Return the index of a checkpoint of several files."""
+    entries = [(entry, part.file) for part in parts for entry in part.tensors]
+    total = sum(entry.nbytes for entry, _ in entries)
+    index = {"metadata": {"total_size": total}, "weight_map": {entry.name: file for entry, file in entries}}
+    return json.dumps(index, indent=2, sort_keys=True).encode()
+
+
 def complete(draft: Path, destination: Path, *, manifest: Manifest, parts: Sequence[Shard], side_files: Path) -> None:
     """Add everything but the tensors to a folder that has them, and give it its name.
 
@@ -95,12 +107,10 @@ def complete(draft: Path, destination: Path, *, manifest: Manifest, parts: Seque
         OSError: the disk does not take it.
     """
     if len(parts) > 1:
-        weight_map = {entry.name: part.file for part in parts for entry in part.tensors}
-        index = {"metadata": {"total_size": manifest.total_bytes}, "weight_map": weight_map}
-        _write(draft / INDEX_FILE, json.dumps(index, indent=2, sort_keys=True).encode())
+        write(draft / INDEX_FILE, compose_index(parts))
     for side in manifest.side_files:
-        _write(draft / side.name, (side_files / side.name).read_bytes())
-    _write(draft / MANIFEST_FILE, encode(_placed(draft, manifest, parts)))
+        write(draft / side.name, (side_files / side.name).read_bytes())
+    write(draft / MANIFEST_FILE, encode(_placed(draft, manifest, parts)))
     draft.chmod(0o755)
     sync(draft)
     draft.rename(destination)
@@ -122,7 +132,8 @@ def _placed(draft: Path, manifest: Manifest, parts: Sequence[Shard]) -> Manifest
     return placed
 
 
-def _write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
+    """Write a new file that everybody may read; it is on the disk when this returns."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()

@@ -11,6 +11,8 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.diff import Diff
 from modelswap_engine.checkpoint.diff import diff as compare
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest
+from modelswap_engine.cli import elsewhere
+from modelswap_engine.cli.host_options import CredentialsDir
 from modelswap_engine.cli.manifest import Roots, load
 from modelswap_engine.cli.options import Format, Output
 from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceUnreadable
@@ -36,18 +38,22 @@ def register(parent: typer.Typer) -> None:
 
 
 def diff(
-    live: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint folder, or a manifest file.")],
-    target: Annotated[Path, typer.Argument(metavar="B", help="The same, for the wanted version.")],
+    live: Annotated[str, typer.Argument(metavar="A", help="A checkpoint folder, a manifest file, or a URI (s3://…).")],
+    target: Annotated[str, typer.Argument(metavar="B", help="The same, for the wanted version.")],
     root: Roots = None,
     output: Format = Output.TEXT,
     by: Annotated[By, typer.Option(help="What a line of the table is; JSON has all of them.")] = By.TENSOR,
     picture: PictureFile = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when they differ.")] = False,
+    credentials: elsewhere.CredentialsName = "",
+    credentials_dir: CredentialsDir = None,
+    allow_source: elsewhere.AlsoAllowed = None,
 ) -> None:
     """Show which tensors and side files differ between two checkpoints."""
     from modelswap_engine.cli import difference
 
-    old, new = _manifest(live, root), _manifest(target, root)
+    access = elsewhere.Access(credentials=credentials, credentials_dir=credentials_dir, allow=allow_source)
+    old, new = (_manifest(given, root, access) for given in (live, target))
     found = compare(old, new)
     if picture is not None:
         difference.draw(picture, old, new, found, names=(_name(live), _name(target)))
@@ -62,7 +68,10 @@ def diff(
         raise typer.Exit(1)
 
 
-def _manifest(path: Path, roots: list[Path] | None) -> Manifest:
+def _manifest(given: str, roots: list[Path] | None, access: elsewhere.Access) -> Manifest:
+    if elsewhere.is_uri(given):
+        return elsewhere.manifest_of(given, access)
+    path = elsewhere.local(given)
     if path.suffix != ".json":
         return load(path, roots)
     try:
@@ -73,8 +82,8 @@ def _manifest(path: Path, roots: list[Path] | None) -> Manifest:
         raise SourceUnreadable(f"{path}: {error.strerror}", advice="check the path") from None
 
 
-def _name(path: Path) -> str:
-    path = path.resolve()
+def _name(given: str) -> str:
+    path = Path(given) if elsewhere.is_uri(given) else elsewhere.local(given).resolve()
     return path.parent.name if path.name == MANIFEST_FILE else path.name
 
 

@@ -6,13 +6,13 @@ manifest build`` need neither torch nor an HTTP library. Exit code 1 for what fa
 
 import sys
 
-from modelswap_engine.cli import adapters, delta, diff, launch, manifest, operations, proxying, serving
+from modelswap_engine.cli import adapters, delta, diff, launch, manifest, operations, proxying, publish, serving
 from modelswap_engine.cli.program import program, report
 from modelswap_engine.protocol.errors import ModelswapError
 
 app = program("modelswap", about="Change the weights of a running inference engine: no restart, no dropped requests.")
 
-for _module in (serving, proxying, operations, adapters, manifest, diff, delta, launch):
+for _module in (serving, proxying, operations, adapters, manifest, diff, delta, publish, launch):
     _module.register(app)
 
 

@@ -10,8 +10,9 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import check_shipped, hash_contents
 from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
-from modelswap_engine.cli import signatures
+from modelswap_engine.cli import elsewhere, signatures
 from modelswap_engine.cli.files import write_whole
+from modelswap_engine.cli.host_options import CredentialsDir
 from modelswap_engine.cli.options import Format, Output
 from modelswap_engine.cli.signatures import (
     ProvenanceWords,
@@ -42,7 +43,7 @@ def register(parent: typer.Typer) -> None:
 
 @app.command()
 def build(
-    folder: Folder,
+    folder: Annotated[str, typer.Argument(metavar="DIR|URI", help="Checkpoint folder, or s3://…, gs://…, az://….")],
     target: Target = None,
     root: Roots = None,
     form: Form = Output.TEXT,
@@ -50,21 +51,30 @@ def build(
     certificate: SigningCertificate = None,
     chain: SigningChain = None,
     provenance: ProvenanceWords = None,
+    credentials: elsewhere.CredentialsName = "",
+    credentials_dir: CredentialsDir = None,
 ) -> None:
-    """Hash every tensor of DIR and write its manifest, so that a swap fetches only what changed."""
-    if sign is None and (certificate is not None or chain):
-        raise BadRequest("--certificate and --chain belong to --sign", advice="name the certificate's key with --sign")
-    if sign is not None and target == Path("-"):
+    """Hash every tensor of a checkpoint and write its manifest beside it, so that a swap fetches only what changed."""
+    signer = signatures.signer(key=sign, certificate=certificate, chain=chain or [])
+    if signer is not None and target == Path("-"):
         raise BadRequest("a manifest on standard output has no place beside it for a signature", advice="omit --sign")
     given = signatures.provenance(provenance or [])
-    contents, roots = read(folder, root)
-    manifest = msgspec.structs.replace(computed(contents, roots), provenance=given)
+    if elsewhere.is_uri(folder):
+        access = elsewhere.Access(credentials=credentials, credentials_dir=credentials_dir)
+        if target is None:
+            manifest = elsewhere.build(folder, access, provenance=given, sign=signer)
+            _summary(manifest, form, path=f"{folder.rstrip('/')}/{MANIFEST_FILE}")
+            return
+        manifest = elsewhere.manifest_of(folder, access)
+    else:
+        manifest = computed(*read(elsewhere.local(folder), root))
+    manifest = msgspec.structs.replace(manifest, provenance=given)
     data = manifests.encode(manifest)
     if target == Path("-"):
         typer.echo(data, nl=False)
         return
-    path = target or folder / MANIFEST_FILE
-    signature = signatures.signed(data, key=sign, certificate=certificate, chain=chain or []) if sign else None
+    path = target or elsewhere.local(folder) / MANIFEST_FILE
+    signature = signer(data) if signer is not None else None
     write_whole(path, data)
     signatures.put(signature, beside=path)
     _summary(manifest, form, path=path)
@@ -160,7 +170,7 @@ def _no_manifest(folder: Path) -> SourceNotFound:
     )
 
 
-def _summary(manifest: Manifest, form: Output, *, path: Path | None, signer: str = "") -> None:
+def _summary(manifest: Manifest, form: Output, *, path: Path | str | None, signer: str = "") -> None:
     provenance = msgspec.to_builtins(manifest.provenance) if manifest.provenance else {}
     if form is Output.JSON:
         facts = {

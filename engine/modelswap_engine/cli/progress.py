@@ -13,6 +13,13 @@ from modelswap_engine.checkpoint.crew import Progress as Report
 @contextlib.contextmanager
 def bar(label: str) -> Iterator[Report]:
     """Show progress for the time of the block; what is handed out moves the bar."""
+    with bars(label) as (only,):
+        yield only
+
+
+@contextlib.contextmanager
+def bars(*labels: str) -> Iterator[tuple[Report, ...]]:
+    """Show several bars, each from its first move on."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -22,5 +29,14 @@ def bar(label: str) -> Iterator[Report]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(escape(label), total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+        def mover(label: str) -> Report:
+            task = progress.add_task(escape(label), total=None, start=len(labels) == 1, visible=len(labels) == 1)
+
+            def move(done: int, total: int) -> None:
+                progress.start_task(task)
+                progress.update(task, completed=done, total=total, visible=True)
+
+            return move
+
+        yield tuple(mover(label) for label in labels)

@@ -1,7 +1,8 @@
 """Signatures and provenance on the command line: options, and what is done with the files that they name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -68,6 +69,21 @@ def signed(manifest: bytes, *, key: Path, certificate: Path | None, chain: Seque
         return sign(manifest, key=key, certificate=certificate, chain=chain)
     except ModuleNotFoundError as error:
         raise needs("manifest build --sign", error, extra="signing") from None
+
+
+def signer(*, key: Path | None, certificate: Path | None, chain: Sequence[Path]) -> Callable[[bytes], bytes] | None:
+    """Return what signs manifests by these options; None where nothing is to be signed.
+
+    Raises:
+        BadRequest: certificates without a key.
+    """
+    if key is None:
+        if certificate is not None or chain:
+            raise BadRequest(
+                "--certificate and --chain belong to --sign", advice="name the certificate's key with --sign"
+            )
+        return None
+    return partial(signed, key=key, certificate=certificate, chain=chain)
 
 
 def put(signature: bytes | None, *, beside: Path) -> None:

@@ -8,12 +8,12 @@ the HTTP status, its ``retryable`` whether the same request can succeed later wi
     │   ├── InvalidCheckpoint, InvalidDelta, ManifestMismatch, DigestMismatch, IncompatibleModel,
     │   │   IncompatibleAdapter, UnsupportedAdapter, AdapterLimit,
     │   │   UnsupportedFormat, SourceNotAllowed, CredentialsNotMounted, PeerNotAllowed, UnsupportedScheme,
-    │   │   SourceNotFound,
+    │   │   SourceNotFound, AlreadyPublished,
     │   │   SignatureMissing, SignatureInvalid, TrustedKeysUnusable,
     │   │   InsufficientMemory, InsufficientDisk, UnsupportedChange, Unverifiable, ChecksFailed
     ├── Unavailable        not now; ask again                                            503 / 409
     │   ├── SourceUnreadable, SourceDenied, SourceChanged, Busy, Paused, NotReady, WorkerLost, DeviceUnavailable,
-    │   │   PeerFailed, SlotsBusy, DrainTimeout, HoldEnded, Cancelled
+    │   │   PublishFailed, PeerFailed, SlotsBusy, DrainTimeout, HoldEnded, Cancelled
     ├── Fenced             the caller is not (or no longer) entitled                     4xx
     │   ├── WrongPod (421), ForeignOwner, StaleRevision, WeightsManaged (409), StateMoved (412)
     ├── Denied             Unauthenticated (401), Forbidden (403)
@@ -187,6 +187,13 @@ class PeerNotAllowed(Refused):
     code = "PeerNotAllowed"
 
 
+class AlreadyPublished(Refused):
+    """The folder that was to be published to holds another version; versions are never overwritten."""
+
+    code = "AlreadyPublished"
+    status = 409
+
+
 class UnsupportedScheme(Refused):
     """No source knows this URI scheme."""
 
@@ -250,6 +257,12 @@ class SourceChanged(Unavailable):
     """The source was overwritten while it was read."""
 
     code = "SourceChanged"
+
+
+class PublishFailed(Unavailable):
+    """A file of a version could not be written to where it was to be published; nobody sees the version."""
+
+    code = "PublishFailed"
 
 
 class Busy(Unavailable):

@@ -4,6 +4,7 @@ Knows nothing of checkpoints. What a store's client says of an error can hold si
 """
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ _MEANINGS: Final = (
     ("dns", "its name is not known"),
 )
 """What is said of a text that holds a sign, without what could hold a signed address."""
-_NO_RIGHT: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+NO_RIGHT: Final = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
 
 class ObjectSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +82,8 @@ class ObjectStores:
         config: Any = {key.lower(): value for key, value in values.items() if key.upper().startswith(begins)}
         options: Any = dict(self._options)
         # An option of the connection by its nature, a setting of the store by its name.
-        if config.pop(f"{begins.lower()}allow_http", "").lower() == "true":
+        plain = config.pop(f"{begins.lower()}allow_http", os.environ.get(f"{begins}ALLOW_HTTP", ""))
+        if plain.lower() == "true":
             options["allow_http"] = True
         if CA in values:
             options["root_certificate"] = values[CA]
@@ -105,13 +107,13 @@ class ObjectFolder:
 
     def __init__(self, uri: str, store: Any) -> None:
         self.uri = uri
-        self._store = store
+        self.store = store
 
     async def files(self, names: Iterable[str]) -> Mapping[str, FileStat]:
         """List the folder; where that is not allowed, ask for each file."""
         try:
             with self._telling("its list"):
-                listed = await obstore.list_with_delimiter_async(self._store)
+                listed = await obstore.list_with_delimiter_async(self.store)
         except SourceDenied:
             return await self._asked(sorted(set(names)))
         except SourceChanged:
@@ -123,7 +125,7 @@ class ObjectFolder:
         for name in names:
             try:
                 with self._telling(name):
-                    found[name] = _stat(await obstore.head_async(self._store, name))
+                    found[name] = _stat(await obstore.head_async(self.store, name))
             except SourceChanged:
                 continue  # it is not there
             except SourceDenied:  # S3 answers so for a missing object to who may not list
@@ -136,7 +138,7 @@ class ObjectFolder:
         """Yield a range of an object, provided that it has the revision."""
         with self._telling(name):
             options: Any = {"range": (start, stop)} | ({"if_match": stat.revision} if stat.revision else {})
-            result = await obstore.get_async(self._store, name, options=options)
+            result = await obstore.get_async(self.store, name, options=options)
             if _stat(result.meta).revision != stat.revision:
                 raise self._changed(name)
             if result.range != (start, stop):
@@ -155,24 +157,21 @@ class ObjectFolder:
             raise self._gone(what) from None
         except exceptions.PreconditionError:
             raise self._changed(what) from None
-        except _NO_RIGHT:
+        except NO_RIGHT:
             raise self._no_right(what) from None
         except (exceptions.BaseError, OSError, ValueError) as error:
             raise self._understood(what, str(error)) from None
 
     def _understood(self, what: str, text: str) -> ModelswapError:
         """Tell by a text what the type of the client's error does not."""
-        found = _STATUS.search(text)
-        status = found[1] if found else ""
         if "precondition" in text.lower():  # between two parts of one body
             return self._changed(what)
-        if status in {"401", "403"} or any(sign in text for sign in _EXPIRED):
+        if means_denied(text):
             return self._no_right(what)
-        if status == "404":
+        if _status(text) == "404":
             return self._gone(what)
-        said = next((meaning for sign, meaning in _MEANINGS if sign in text.lower()), "the store's client failed")
         return SourceUnreadable(
-            f"{self.uri}: {what} cannot be read: {f'it answered {status}' if status else said}",
+            f"{self.uri}: {what} cannot be read: {meaning(text)}",
             advice="it is tried again; check the store's address and the network",
             details={"file": what},
         )
@@ -199,3 +198,20 @@ class ObjectFolder:
 
 def _stat(meta: Any) -> FileStat:
     return FileStat(size=meta["size"], revision=meta["e_tag"] or meta["version"] or "")
+
+
+def means_denied(text: str) -> bool:
+    """Say whether an error's text, where its type does not, tells that the credentials do not suffice."""
+    return _status(text) in {"401", "403"} or any(sign in text for sign in _EXPIRED)
+
+
+def meaning(text: str) -> str:
+    """Return what an error's text says, without what could hold a signed address."""
+    if status := _status(text):
+        return f"it answered {status}"
+    return next((meaning for sign, meaning in _MEANINGS if sign in text.lower()), "the store's client failed")
+
+
+def _status(text: str) -> str:
+    found = _STATUS.search(text)
+    return found[1] if found else ""

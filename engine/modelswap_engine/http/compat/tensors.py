@@ -1,47 +1,19 @@
-"""Tensors as other engines' calls describe and carry them: torch's names of dtypes, base64, and what is never read."""
+"""Tensors as other engines' calls describe and carry them: names of dtypes, base64, and what is never read."""
 
 import base64
 import binascii
 from collections.abc import Sequence
 from typing import Final
 
+from modelswap_engine.checkpoint.dtypes import safetensors_dtype
 from modelswap_engine.protocol.errors import BadRequest, UnsupportedFormat
 from modelswap_engine.protocol.updates import Announced
 
-_DTYPES: Final = {
-    "float64": "F64",
-    "float32": "F32",
-    "float": "F32",
-    "float16": "F16",
-    "half": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
 _PICKLE: Final = b"\x80"
 SEND_SAFETENSORS: Final = (
     "send safetensors: the bytes of safetensors.torch.save(tensors) in base64 as the one entry of "
     "serialized_named_tensors, or as the body itself with Content-Type: application/octet-stream"
 )
-
-
-def safetensors_dtype(name: str) -> str:
-    """Return safetensors' name of a dtype that may be written as torch writes it.
-
-    Raises:
-        BadRequest: no such dtype.
-    """
-    plain = name.removeprefix("torch.")
-    found = _DTYPES.get(plain, plain)
-    if found not in _DTYPES.values():
-        raise BadRequest(f"unknown dtype {name[:80]!r}", advice=f"use one of: {', '.join(sorted(_DTYPES))}")
-    return found
 
 
 def announced(names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[Announced]:

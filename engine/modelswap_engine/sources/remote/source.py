@@ -9,11 +9,8 @@ import contextlib
 from collections.abc import Collection
 from functools import partial
 
-import msgspec
-
 from modelswap_engine.checkpoint import build
-from modelswap_engine.checkpoint.canonical import architecture_of
-from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, make_manifest
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.protocol.errors import ManifestMismatch
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.remote.adapter import RemoteAdapter, open_adapter
@@ -111,10 +108,7 @@ class RemoteSource:
         hashes, _ = await self._fetcher.fetch(
             list(contents.tensors.values()), open_folder=folders, places=contents.places
         )
-        tensors = {
-            name: msgspec.structs.replace(entry, sha256=hashes[name]) for name, entry in contents.tensors.items()
-        }
-        return make_manifest(tensors, build.side_entries(contents), architecture=architecture_of(contents.side_files))
+        return build.with_hashes(contents, hashes)
 
     async def open_adapter(self, uri: str, *, credentials: str = "") -> RemoteAdapter:
         """Find the LoRA adapter at a URI and read its header."""

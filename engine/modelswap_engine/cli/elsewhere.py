@@ -1,0 +1,84 @@
+"""Checkpoints that a command is given by a URI: with what they are reached. What reads them is imported when one is."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import msgspec
+import typer
+
+from modelswap_engine.checkpoint.manifest import Manifest, Provenance
+from modelswap_engine.cli.host_options import needs
+
+if TYPE_CHECKING:
+    from modelswap_engine.publishing.anywhere import Anywhere
+
+CredentialsName: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--credentials", help="Name in --credentials-dir. Default: the environment, or the machine's own identity."
+    ),
+]
+AlsoAllowed: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--allow-source", help="Prefix that manifests may name besides the buckets given (repeatable)."),
+]
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """What URIs are reached with."""
+
+    credentials: str = ""
+    credentials_dir: Path | None = None
+    allow: list[str] | None = None
+
+
+def is_uri(text: str) -> bool:
+    """Say whether an argument is a URI of what does not lie in a folder here."""
+    return "://" in text and not text.lower().startswith("file:")
+
+
+def local(text: str) -> Path:
+    """Return the folder or file that an argument names.
+
+    Raises:
+        SourceNotAllowed: a ``file:`` URI that is none.
+    """
+    if "://" not in text:
+        return Path(text)
+    from modelswap_engine.sources.file import path_of
+
+    return path_of(text)
+
+
+def anywhere(access: Access, *, command: str) -> "Anywhere":
+    """Return what reads from and publishes to places elsewhere.
+
+    Raises:
+        BadRequest: packages are missing.
+    """
+    try:
+        from modelswap_engine.publishing.anywhere import Anywhere
+    except ModuleNotFoundError as error:
+        raise needs(command, error, extra="sources") from None
+    return Anywhere(credentials=access.credentials, credentials_dir=access.credentials_dir, allow=access.allow or ())
+
+
+def manifest_of(uri: str, access: Access) -> Manifest:
+    """Return the manifest of a checkpoint elsewhere: the one beside it, else a computed one."""
+    from modelswap_engine.cli.progress import bar
+
+    with bar(f"hashing {Path(uri).name}") as progress:
+        return asyncio.run(anywhere(access, command="… URI").manifest(uri, progress=progress))
+
+
+def build(
+    uri: str, access: Access, *, provenance: Provenance | msgspec.UnsetType, sign: Callable[[bytes], bytes] | None
+) -> Manifest:
+    """Hash a checkpoint elsewhere and write its manifest beside it."""
+    from modelswap_engine.cli.progress import bar
+
+    places = anywhere(access, command="manifest build URI")
+    with bar(f"hashing {Path(uri).name}") as progress:
+        return asyncio.run(places.build(uri, provenance=provenance, sign=sign, progress=progress))

@@ -1,0 +1,157 @@
+"""Publishing to a URI: the place is chosen by its scheme, the base is read, then the version is made and sent."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from modelswap_engine.checkpoint.build import check_shipped
+from modelswap_engine.checkpoint.crew import Progress
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, Provenance
+from modelswap_engine.protocol.errors import AlreadyPublished, BadRequest, UnsupportedScheme
+from modelswap_engine.publishing.base import allowed_beside, read_base
+from modelswap_engine.publishing.mounted import MountedPlace
+from modelswap_engine.publishing.objects import SENDING, ObjectPlace
+from modelswap_engine.publishing.port import Place, Version
+from modelswap_engine.publishing.publisher import Published, Sign, publish, show
+from modelswap_engine.sources.credentials import Credentials
+from modelswap_engine.sources.objects import SCHEMES, ObjectStores
+from modelswap_engine.sources.remote.contents import RemoteContents, read_remote
+from modelswap_engine.sources.remote.folders import Folders
+from modelswap_engine.sources.remote.hashing import hash_remote
+from modelswap_engine.sources.remote.port import Opener
+from modelswap_engine.sources.remote.schemes import ByScheme
+
+MOUNTED: Final = "file"
+MakeVersion = Callable[[RemoteContents | None], Version]
+"""Called in a thread with what was read of the base, where one is named."""
+
+
+class Anywhere:
+    """Places to publish to.
+
+    Args:
+        credentials: name of mounted credentials; "" takes what the process has of itself.
+        credentials_dir: folder with one sub-folder of mounted credentials for each name.
+        allow: prefixes that the base's manifest may name beside the buckets of the base and of the version.
+        opener: of places that a base may be in; object stores when None.
+    """
+
+    def __init__(
+        self,
+        *,
+        credentials: str = "",
+        credentials_dir: Path | None = None,
+        allow: Sequence[str] = (),
+        opener: Opener | None = None,
+    ) -> None:
+        self._credentials = credentials
+        known = Credentials(credentials_dir)
+        self._targets = ObjectStores(known, settings=SENDING)
+        self._allow = tuple(allow)
+        self._opener = opener or ByScheme(dict.fromkeys(SCHEMES, ObjectStores(known)))
+
+    async def publish(
+        self,
+        make: MakeVersion,
+        uri: str,
+        *,
+        base: str = "",
+        sign: Sign | None = None,
+        progress: Progress | None = None,
+    ) -> Published:
+        """Publish a version.
+
+        Args:
+            make: gives the version.
+            uri: its folder, a new one.
+            base: URI of a published version of which it is a change; "" for none.
+            sign: signs the manifest; one that the version came with is kept where it still fits.
+            progress: told (bytes handed to the place, bytes to upload) on the event loop.
+
+        Raises:
+            UnsupportedScheme, SourceNotAllowed, CredentialsNotMounted, BadRequest: that cannot be published to.
+            AlreadyPublished, SourceDenied, PublishFailed: see :func:`publishing.publisher.publish`.
+            SourceNotFound, ManifestMismatch, InvalidCheckpoint, UnsupportedFormat, SourceUnreadable: of the base, or
+                of the version itself.
+        """
+        uri = uri.rstrip("/")
+        place = await self._place(uri, base=base)
+        try:
+            found, contents = None, None
+            if base:
+                allowed = allowed_beside([uri, base], self._allow)
+                found, contents = await read_base(self._opener, base, credentials=self._credentials, allowed=allowed)
+            version = await asyncio.to_thread(make, contents)
+            return await publish(version, place, base=found, sign=sign, progress=progress)
+        finally:
+            await place.close()
+
+    async def manifest(self, uri: str, *, progress: Progress | None = None) -> Manifest:
+        """Return what a checkpoint is: what its manifest says, held against the headers, or what its bytes hash to.
+
+        Raises:
+            Refused, SourceDenied, SourceUnreadable, SourceChanged: see :func:`read_remote`.
+        """
+        async with self._folders(uri) as folders:
+            contents = await read_remote(folders)
+            if contents.manifest is not None:
+                check_shipped(contents.manifest, contents, file=MANIFEST_FILE)
+                return contents.manifest
+            return await hash_remote(contents, folders, progress=progress)
+
+    async def build(
+        self,
+        uri: str,
+        *,
+        provenance: Provenance | msgspec.UnsetType = msgspec.UNSET,
+        sign: Sign | None = None,
+        progress: Progress | None = None,
+    ) -> Manifest:
+        """Hash the checkpoint in an object store and write its manifest beside it.
+
+        Raises:
+            AlreadyPublished: it has one.
+            UnsupportedScheme: nothing can be written there.
+            Refused, SourceDenied, SourceUnreadable, SourceChanged, PublishFailed: as in reading and publishing.
+        """
+        uri = uri.rstrip("/")
+        place = await self._place(uri, base="")
+        try:
+            async with self._folders(uri) as folders:
+                contents = await read_remote(folders)
+                if contents.manifest is not None:
+                    raise AlreadyPublished(
+                        f"{uri}: it has a manifest",
+                        advice=f"what is served must not change; to write it anew, remove {MANIFEST_FILE} first",
+                    )
+                manifest = await hash_remote(contents, folders, progress=progress)
+            manifest = msgspec.structs.replace(manifest, provenance=provenance)
+            await show(manifest, place, signature=sign, sent=contents.places[""])
+            return manifest
+        finally:
+            await place.close()
+
+    def _folders(self, uri: str) -> Folders:
+        allowed = allowed_beside([uri], self._allow)
+        return Folders(self._opener, uri.rstrip("/"), credentials=self._credentials, allowed=allowed)
+
+    async def _place(self, uri: str, *, base: str) -> Place:
+        scheme = uri.partition(":")[0].lower()
+        if MOUNTED in {scheme, base.partition(":")[0].lower()} and base:
+            raise BadRequest(
+                "a version in a mounted folder must hold all of it, and no other version can refer to it",
+                advice="leave the base out",
+            )
+        if scheme == MOUNTED:
+            return MountedPlace(uri)
+        if scheme not in SCHEMES:
+            raise UnsupportedScheme(
+                f"nothing can be published to {scheme[:32]}:",
+                advice=f"use one of: {', '.join(f'{name}:' for name in [MOUNTED, *sorted(SCHEMES)])}",
+                details={"scheme": scheme[:32]},
+            )
+        allowed_beside([uri])
+        return ObjectPlace(await self._targets.open(uri, credentials=self._credentials))

@@ -1,0 +1,76 @@
+"""The ports of publishing: where the bytes of a version come from, and where they go."""
+
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+from typing import Protocol
+
+from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.publishing.plan import Upload
+from modelswap_engine.sources.remote.port import FileStat
+
+
+class Version(Protocol):
+    """A version that is to be published: hashed, its bytes at hand."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Complete, of :attr:`files`."""
+
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        """By name."""
+
+    @property
+    def files(self) -> tuple[Upload, ...]:
+        """Its files with tensors, and the index, as they make a checkpoint of its own."""
+
+    def signature(self, manifest: bytes) -> bytes:
+        """Return the signature that it came with, where that is of this manifest; else b""."""
+
+    def pieces(self, name: str) -> Generator[bytes | memoryview, None, None]:
+        """Yield the bytes of a tensor in pieces of a few MiB; blocks.
+
+        Raises:
+            SourceChanged: they are not those that were hashed, where that shows.
+            SourceUnreadable: they cannot be read.
+        """
+
+
+class Place(Protocol):
+    """A folder that a version is published to; whoever made it closes it."""
+
+    @property
+    def uri(self) -> str:
+        """Where it is, without credentials."""
+
+    async def files(self, names: Iterable[str]) -> Mapping[str, FileStat]:
+        """Return what is there of some files, and maybe of others.
+
+        Raises:
+            AlreadyPublished: something is there beside which nothing may be put.
+            SourceDenied, SourceUnreadable, PublishFailed: not now.
+        """
+
+    async def manifest(self, stat: FileStat) -> bytes:
+        """Read the manifest that is there."""
+
+    async def content(self, name: str) -> str:
+        """Return the :attr:`Upload.content` of a file that was put there; "" where it is not known."""
+
+    async def put(self, upload: Upload, data: AsyncIterator[bytes]) -> FileStat:
+        """Write a file, all of it or nothing; at most a few chunks of it are in memory.
+
+        Raises:
+            PublishFailed: not now.
+            SourceDenied: the credentials do not suffice.
+        """
+
+    async def show(self, manifest: bytes, *, sent: Mapping[str, FileStat]) -> None:
+        """Write the manifest, provided that there is none and the files are still what was put there.
+
+        Raises:
+            AlreadyPublished: another version was published here meanwhile.
+            PublishFailed, SourceDenied: not now.
+        """
+
+    async def close(self) -> None:
+        """Let go of it, and take away what nobody shall see."""

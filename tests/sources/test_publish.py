@@ -1,0 +1,227 @@
+"""``modelswap publish``, ``manifest build`` and ``diff`` with a real S3 server, before it a proxy that does wrong."""
+
+import itertools
+import json
+import tracemalloc
+from pathlib import Path
+
+import obstore
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.build import build_manifest
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
+from modelswap_engine.cli import diff, manifest, publish
+from modelswap_engine.protocol.errors import AlreadyPublished, PublishFailed, SourceDenied, SourceUnreadable
+from modelswap_engine.publishing.anywhere import Anywhere
+from modelswap_engine.publishing.folder import read_folder
+from modelswap_engine.publishing.objects import PART_BYTES, PARTS_AT_ONCE
+from modelswap_engine.publishing.publisher import FILES_AT_ONCE
+from tests.support.checkpoints import SINGLE, TENSORS, Tensor, write_checkpoint
+from tests.support.servers.faults import Answer, Reset, forbidden, throttled
+from tests.support.servers.fixtures import Proxied
+from tests.support.servers.proxy import FaultProxy
+from tests.support.servers.s3 import KEY, REGION, SECRET, S3Server
+
+pytestmark = pytest.mark.sources
+
+_numbers = itertools.count(1)
+app = typer.Typer()
+for module in (publish, manifest, diff):
+    module.register(app)
+
+
+class Bucket:
+    """A bucket of its own, behind a proxy; the process has its credentials in the environment."""
+
+    def __init__(self, server: S3Server, proxy: FaultProxy) -> None:
+        self.proxy = proxy
+        self._name = server.bucket(f"published-{next(_numbers)}")
+        self._direct = server.store(self._name)
+
+    def uri(self, path: str) -> str:
+        return f"s3://{self._name}/{path}"
+
+    def read(self, path: str) -> bytes:
+        return bytes(obstore.get(self._direct, path).bytes())
+
+    def names(self, path: str) -> set[str]:
+        return {str(meta["path"]).removeprefix(f"{path}/") for meta in obstore.list(self._direct, path).collect()}
+
+    def manifest(self, path: str) -> Manifest:
+        return manifests.decode(self.read(f"{path}/{MANIFEST_FILE}"))
+
+    def sent(self) -> list[str]:
+        """Paths of objects that were written, or begun in parts."""
+        begun = [
+            seen.path.partition("?")[0]
+            for seen in self.proxy.seen
+            if (seen.method == "PUT" and "partNumber" not in seen.path)
+            or (seen.method == "POST" and seen.path.endswith("?uploads="))
+        ]
+        return [path.rpartition("/")[2] for path in begun]
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    made = Bucket(s3_server, proxied(s3_server.url))
+    settings = {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": REGION,
+        "AWS_ENDPOINT": made.proxy.url,
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def large(byte: int = 0) -> dict[str, Tensor]:
+    """Enough for several parts."""
+    return TENSORS | {"large": ("U8", (3 * PART_BYTES,), bytes([byte]) * (3 * PART_BYTES))}
+
+
+def test_a_version_and_what_is_new_in_the_next(bucket: Bucket, tmp_path: Path) -> None:
+    first = write_checkpoint(tmp_path / "a", large())
+    done = run("publish", first, bucket.uri("chat/1"), "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == {
+        "digest": build_manifest(first).digest,
+        "uri": bucket.uri("chat/1"),
+        "bytesSent": sum(file.stat().st_size for file in first.iterdir()),
+        "totalBytes": 28 + 3 * PART_BYTES,
+        "filesSent": 2,
+        "changedTensors": 4,
+        "alreadyThere": False,
+    }
+    assert bucket.read(f"chat/1/{SINGLE}") == (first / SINGLE).read_bytes()
+    assert bucket.sent()[-1] == MANIFEST_FILE
+    again = run("publish", first, bucket.uri("chat/1"))
+    assert again.exit_code == 0
+    assert "already there" in again.stdout
+
+    bucket.proxy.forget()
+    second = write_checkpoint(tmp_path / "b", large() | {"b.weight": ("F32", (2,), bytes(8))})
+    based = run("publish", second, bucket.uri("chat/2"), "--base", bucket.uri("chat/1"))
+    assert based.exit_code == 0, based.output
+    assert "all but 1 tensors" in based.stdout
+    assert set(bucket.sent()) == {"config.json", "changed-00001-of-00001.safetensors", MANIFEST_FILE}
+    assert bucket.manifest("chat/2").digest == build_manifest(second).digest
+
+    shown = run("diff", bucket.uri("chat/1"), bucket.uri("chat/2"))
+    assert shown.exit_code == 0, shown.output
+    assert "1 of 4 tensors differ" in shown.stdout
+    assert run("diff", second, bucket.uri("chat/2")).stdout.startswith("same content")
+
+
+def test_credentials_can_be_mounted(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    (tmp_path / "mounted" / "writer").mkdir(parents=True)
+    for name, value in {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ALLOW_HTTP": "true"}.items():
+        (tmp_path / "mounted" / "writer" / name).write_text(value)
+    named = ("--credentials-dir", tmp_path / "mounted", "--credentials", "writer")
+    folder = write_checkpoint(tmp_path / "a")
+    done = run("publish", folder, bucket.uri("chat/1"), *named)
+    assert done.exit_code == 0, done.output
+    assert bucket.manifest("chat/1").digest == build_manifest(folder).digest
+
+
+def test_a_manifest_is_built_where_the_checkpoint_lies(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a", large(), shards=2)
+    for file in folder.iterdir():
+        obstore.put(bucket._direct, f"chat/1/{file.name}", file.read_bytes())
+    assert run("diff", folder, bucket.uri("chat/1")).stdout.startswith("same content")
+    assert MANIFEST_FILE not in bucket.names("chat/1")
+    bucket.proxy.forget()
+    bucket.proxy.inject(Reset(after=1_000_000), path="safetensors$", skip=2, times=1)
+    done = run("manifest", "build", bucket.uri("chat/1"), "--provenance", "who=ci", "-o", "json")
+    assert done.exit_code == 0, done.output
+    wanted = build_manifest(folder)
+    found = bucket.manifest("chat/1")
+    assert (found.tensors, found.side_files, found.digest) == (wanted.tensors, wanted.side_files, wanted.digest)
+    assert json.loads(done.stdout)["digest"] == wanted.digest
+    files = sum(file.stat().st_size for file in folder.iterdir())
+    assert bucket.proxy.sent("chat/1/") <= files + 2_000_000, "all bytes travel once"
+    assert isinstance(run("manifest", "build", bucket.uri("chat/1")).exception, AlreadyPublished)
+
+
+def test_what_breaks_off_goes_on(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a", large())
+    bucket.proxy.inject(Answer(400), path=MANIFEST_FILE, method="PUT", times=1)
+    failed = run("publish", folder, bucket.uri("chat/1"))
+    assert isinstance(failed.exception, PublishFailed)
+    assert "manifest.json, bytes 0 to" in failed.exception.message
+    bucket.proxy.forget()
+    again = run("publish", folder, bucket.uri("chat/1"), "-o", "json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["bytesSent"] == 0
+    assert bucket.sent() == [MANIFEST_FILE]
+    assert bucket.manifest("chat/1").digest == build_manifest(folder).digest
+
+
+def test_parts_that_fail_are_sent_again(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a", large())
+    bucket.proxy.inject(throttled(), path="partNumber=2", method="PUT", times=1)
+    bucket.proxy.inject(Reset(), path="partNumber=3", method="PUT", times=1)
+    done = run("publish", folder, bucket.uri("chat/1"))
+    assert done.exit_code == 0, done.output
+    assert bucket.read(f"chat/1/{SINGLE}") == (folder / SINGLE).read_bytes()
+
+
+def test_a_file_that_lasts_to_fail_is_aborted(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a", large())
+    bucket.proxy.inject(Answer(400, {}, b"no"), path="partNumber=2", method="PUT")
+    failed = run("publish", folder, bucket.uri("chat/1"))
+    assert isinstance(failed.exception, PublishFailed)
+    assert f"{SINGLE}, bytes 0 to" in failed.exception.message
+    assert bucket.names("chat/1") <= {"config.json"}
+    assert bucket.proxy.asked("uploadId", method="DELETE"), "its parts are not left behind"
+
+
+def test_credentials_that_do_not_suffice(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.proxy.inject(forbidden(), method="PUT")
+    failed = run("publish", write_checkpoint(tmp_path / "a"), bucket.uri("chat/1"))
+    assert isinstance(failed.exception, SourceDenied)
+    assert "may not be written" in failed.exception.message
+    assert not {KEY, SECRET} & set(failed.exception.message.split())
+
+
+def test_a_store_without_conditions(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a")
+    bucket.proxy.inject(Answer(501), path=MANIFEST_FILE, method="PUT", times=1)
+    done = run("publish", folder, bucket.uri("chat/1"))
+    assert done.exit_code == 0, done.output
+    assert bucket.manifest("chat/1").digest == build_manifest(folder).digest
+
+
+def test_a_base_that_cannot_be_read(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a")
+    bucket.proxy.inject(Answer(400), path="list-type")
+    failed = run("publish", folder, bucket.uri("chat/2"), "--base", bucket.uri("chat/1"))
+    assert isinstance(failed.exception, SourceUnreadable)
+    assert bucket.sent() == []
+
+
+async def test_memory_does_not_grow_with_the_version(bucket: Bucket, tmp_path: Path) -> None:
+    folder = write_checkpoint(
+        tmp_path / "a", {f"t{n}": ("U8", (24 << 20,), bytes(24 << 20)) for n in range(8)}, shards=8
+    )
+    version = read_folder(folder)
+    tracemalloc.start()
+    try:
+        await Anywhere().publish(lambda _: version, bucket.uri("chat/1"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # What the client holds beside Python's memory is its window: parts in flight.
+    assert peak < FILES_AT_ONCE * (PARTS_AT_ONCE + 2) * PART_BYTES < 8 * (24 << 20) + PART_BYTES

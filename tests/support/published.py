@@ -1,0 +1,113 @@
+"""Object stores in memory that versions are published to and read from, by the same code as real ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import obstore
+from obstore.store import MemoryStore
+
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
+from modelswap_engine.protocol.errors import PublishFailed
+from modelswap_engine.publishing.base import allowed_beside, read_base
+from modelswap_engine.publishing.folder import read_folder
+from modelswap_engine.publishing.objects import ObjectPlace
+from modelswap_engine.publishing.plan import Upload
+from modelswap_engine.publishing.port import Version
+from modelswap_engine.publishing.publisher import Published, Sign, publish
+from modelswap_engine.sources.allowed import Allowed
+from modelswap_engine.sources.objects import ObjectFolder
+from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
+from modelswap_engine.sources.remote.port import FileStat
+from modelswap_engine.sources.remote.records import Records
+from modelswap_engine.sources.remote.source import RemoteSource
+from modelswap_engine.store.content import ContentStore
+
+BUCKET = "s3://bucket"
+
+
+class Stores:
+    """One store in memory for each folder; an opener of them all.
+
+    Attributes:
+        put: files in the order in which they were put, as (URI, name).
+        failing: names of files whose upload breaks off in the middle.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._stores: dict[str, MemoryStore] = {}
+        self._pods = 0
+        self.put: list[tuple[str, str]] = []
+        self.failing: set[str] = set()
+
+    def store(self, uri: str) -> MemoryStore:
+        return self._stores.setdefault(uri, MemoryStore())
+
+    async def open(self, uri: str, *, credentials: str) -> ObjectFolder:
+        return ObjectFolder(uri, self.store(uri))
+
+    def names(self, uri: str) -> set[str]:
+        return {str(meta["path"]) for meta in obstore.list(self.store(uri)).collect()}
+
+    async def publish(
+        self,
+        version: Version | Path,
+        uri: str,
+        *,
+        base: str = "",
+        allow: tuple[str, ...] = (),
+        sign: Sign | None = None,
+    ) -> Published:
+        """Publish a version, or a folder."""
+        found = None
+        if base:
+            allowed = allowed_beside([uri, base], allow)
+            found, _ = await read_base(self, base, credentials="", allowed=allowed)
+        made = read_folder(version) if isinstance(version, Path) else version
+        return await publish(made, _Place(self, uri), base=found, sign=sign)
+
+    async def fetched(self, uri: str, *, allow: tuple[str, ...] = (BUCKET,)) -> tuple[str, Mapping[str, bytes]]:
+        """Read a version as a new pod does; return its digest and the bytes of all tensors and side files."""
+        self._pods += 1
+        pod = self._home / f"pod-{self._pods}"
+        store = ContentStore(pod / "store", limit_bytes=0)
+        store.open()
+        source = RemoteSource(
+            self,
+            allowed=Allowed(allow),
+            store=store,
+            records=Records(pod / "sources"),
+            fetcher=Fetcher(store, settings=FetchSettings(attempts=1)),
+        )
+        resolved = await source.resolve(uri)
+        await resolved.obtain(resolved.manifest.by_name)
+        await resolved.copy_side_files(pod / "side")
+        found = {name: store.path(entry.sha256).read_bytes() for name, entry in resolved.manifest.by_name.items()}
+        for name, entry in resolved.manifest.by_name.items():
+            assert hashlib.sha256(found[name]).hexdigest() == entry.sha256
+        sides = {side.name: (pod / "side" / side.name).read_bytes() for side in resolved.manifest.side_files}
+        return resolved.manifest.digest, found | sides
+
+
+class _Place(ObjectPlace):
+    """Notes what is put, and breaks off as a test says."""
+
+    def __init__(self, stores: Stores, uri: str) -> None:
+        super().__init__(ObjectFolder(uri, stores.store(uri)))
+        self._stores = stores
+
+    async def put(self, upload: Upload, data: AsyncIterator[bytes]) -> FileStat:
+        if upload.name in self._stores.failing:
+            await anext(data)
+            raise PublishFailed(f"{upload.name}: it broke off")
+        self._stores.put.append((self.uri, upload.name))
+        return await super().put(upload, data)
+
+    async def show(self, manifest: bytes, *, sent: Mapping[str, FileStat]) -> None:
+        if MANIFEST_FILE in self._stores.failing:
+            raise PublishFailed("the manifest: it broke off")
+        await super().show(manifest, sent=sent)
+        self._stores.put.append((self.uri, MANIFEST_FILE))
