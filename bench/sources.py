@@ -164,10 +164,10 @@ class _Measured:
         shutil.rmtree(pod, ignore_errors=True)
         began = time.monotonic()
         resolved = await self._resolve(pod, f"s3://{BUCKET}/{size}", endpoint=self._server.url)
-        count = await resolved.obtain([entry.name for entry in resolved.manifest.tensors])
+        brought = await resolved.obtain([entry.name for entry in resolved.manifest.tensors])
         seconds = time.monotonic() - began
         shutil.rmtree(pod, ignore_errors=True)
-        return count / seconds
+        return brought.source / seconds
 
     async def _travel(self, size: int) -> tuple[int, int]:
         pod, store = self._folder / "travel", self._server.store(BUCKET)

@@ -24,6 +24,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.credentials import Credentials
 from modelswap_engine.sources.objects import ObjectSettings, ObjectStores
+from modelswap_engine.sources.port import Brought
 from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
 from modelswap_engine.sources.remote.records import Records
 from modelswap_engine.sources.remote.source import RemoteSource
@@ -118,13 +119,13 @@ def world(s3_server: S3Server, proxied: Proxied, tmp_path: Path) -> Iterator[Wor
 async def test_what_changed_travels_and_next_to_nothing_else(world: World) -> None:
     uri, old = world.upload("1.0", TENSORS)
     resolved = await world.source.resolve(uri)
-    assert await resolved.obtain(list(TENSORS)) == old.total_bytes
+    assert await resolved.obtain(list(TENSORS)) == Brought(source=old.total_bytes)
     changed = {name: ("U8", (SIZE,), random.Random(f"new {name}").randbytes(SIZE)) for name in list(TENSORS)[3:9:2]}
     uri, new = world.upload("1.1", TENSORS | changed)
     resolved = await world.source.resolve(uri)
     before = world.proxy.sent(WEIGHTS)
     assert resolved.manifest.digest == new.digest
-    assert await resolved.obtain(list(TENSORS)) == 3 * SIZE
+    assert await resolved.obtain(list(TENSORS)) == Brought(source=3 * SIZE)
     assert world.proxy.sent(WEIGHTS) - before <= 1.02 * 3 * SIZE
     assert world.holds(new)
     assert world.holds(old)

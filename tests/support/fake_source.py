@@ -10,7 +10,7 @@ from modelswap_engine.checkpoint.canonical import side_file
 from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry, encode, make_manifest
 from modelswap_engine.protocol.errors import ModelswapError, SourceChanged, SourceNotFound
-from modelswap_engine.sources.port import Travelled
+from modelswap_engine.sources.port import Brought, Travelled
 
 CONFIG = b'{"architectures": ["Tiny"], "hidden_size": 4, "eos_token_id": 2}'
 
@@ -57,14 +57,14 @@ class FakeResolved:
         signature = place.signatures.get(uri)
         self.evidence = Evidence(encode(self.manifest), signature) if signature is not None else None
 
-    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int | None:
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> Brought | None:
         if self.uri in self._place.unfetchable:
             raise self._place.unfetchable[self.uri]
         if self.uri not in self._place.elsewhere:
             return None
         wanted = sorted(names)
         self._place.obtained.append(wanted)
-        return sum(self.manifest.by_name[name].nbytes for name in wanted)
+        return Brought(source=sum(self.manifest.by_name[name].nbytes for name in wanted))
 
     def range_of(self, name: str) -> TensorRange:
         entry = self.manifest.by_name[name]

@@ -174,6 +174,7 @@ failureThreshold: {{ .probe.failureThreshold }}
     {{- include "modelswap-engine.claimMounts" . | nindent 4 }}
     {{- include "modelswap-engine.credentialMounts" . | nindent 4 }}
     {{- include "modelswap-engine.trustedMount" . | nindent 4 }}
+    {{- include "modelswap-engine.peersMount" . | nindent 4 }}
     - name: checkpoints
       mountPath: /var/lib/modelswap-checkpoints
     - name: runtime

@@ -173,6 +173,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - --trusted-keys=/etc/modelswap/trusted-keys
 {{- end }}
 {{- end }}
+{{- if include "modelswap-engine.peers" . }}
+- --peers={{ include "modelswap-engine.peers" . }}:8001
+- --peer-token-file=/etc/modelswap/peers/token
+{{- if .Values.controlTls.enabled }}
+- --peer-ca-file=/etc/modelswap/peers/ca.crt
+- --peer-server-name={{ include "modelswap-engine.controlServerName" . }}
+{{- end }}
+- --peer-bytes-per-second={{ int64 .Values.sources.peers.bytesPerSecond }}
+{{- end }}
 - --assignment-dir=/etc/modelswap/assignment
 - --auth=kubernetes
 - --allowed-subject=system:serviceaccount:{{ .Values.operator.namespace }}:{{ .Values.operator.serviceAccount }}
@@ -183,6 +192,44 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if .Values.sources.allow }}
 - name: store
   mountPath: /var/lib/modelswap-store
+{{- end }}
+{{- end }}
+
+{{/* The headless Service that leads to all pods of the slot, or nothing where they share nothing. */}}
+{{- define "modelswap-engine.peers" -}}
+{{- if and .Values.sources.allow .Values.sources.peers.enabled }}
+{{- printf "%s-peers" (include "modelswap-engine.fullname" .) }}
+{{- end }}
+{{- end }}
+
+{{- define "modelswap-engine.peersMount" -}}
+{{- if include "modelswap-engine.peers" . }}
+- name: peers
+  mountPath: /etc/modelswap/peers
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{/* What pods of the slot show each other: their own token, for an audience that is nobody else's. */}}
+{{- define "modelswap-engine.peersVolume" -}}
+{{- if include "modelswap-engine.peers" . }}
+- name: peers
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken:
+          path: token
+          audience: modelswap-peers.{{ include "modelswap-engine.slot" . }}.{{ .Release.Namespace }}
+          expirationSeconds: 3600
+      {{- if .Values.controlTls.enabled }}
+      # Without it no peer is believed, and all comes from the source.
+      - secret:
+          name: {{ include "modelswap-engine.controlSecret" . }}
+          optional: true
+          items:
+            - key: ca.crt
+              path: ca.crt
+      {{- end }}
 {{- end }}
 {{- end }}
 

@@ -67,7 +67,7 @@ def _with_bar(console: Console, statuses: Iterator[SwapStatus]) -> SwapStatus:
         task = progress.add_task("Accepted", total=None, note="")
         for last in statuses:
             total = last.plan.bytes_to_fetch if last.plan else None
-            done = last.bytes_fetched if total else 0
+            done = last.bytes_travelled if total else 0
             if last.state.terminal:
                 total, done = 1, 1
             progress.update(task, description=last.state.value, total=total, completed=done, note=_note(last))
@@ -80,4 +80,4 @@ def _note(status: SwapStatus) -> str:
     if status.plan is None:
         return f"to {version(status.target)}"
     of = f"{status.plan.changed_tensors}/{status.plan.total_tensors} tensors"
-    return f"{of}, {size(status.bytes_fetched)} of {size(status.plan.bytes_to_fetch)} fetched"
+    return f"{of}, {size(status.bytes_travelled)} of {size(status.plan.bytes_to_fetch)} fetched"

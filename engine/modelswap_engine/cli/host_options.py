@@ -35,6 +35,7 @@ _LISTS: Final = frozenset(
         "allow_source",
         "source_credentials",
         "claim",
+        "peers",
         "allowed_subject",
         "weight_loader",
         "weight_peer",
@@ -85,6 +86,22 @@ RequireSignature: TypeAlias = Annotated[
 ]
 TrustedKeys: TypeAlias = Annotated[
     Path | None, typer.Option(help="Folder of public keys and authorities' certificates (PEM); read again each time.")
+]
+PeersOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peers", help="Control ports of other pods of the slot, HOST:PORT: asked for blobs before a source is."
+    ),
+]
+PeerTokenFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Token that pods of the slot show each other; good for blobs alone.")
+]
+PeerCaFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Authorities (PEM) of peers' certificates, where control ports speak TLS.")
+]
+PeerServerName: TypeAlias = Annotated[str, typer.Option(help="Name that peers' certificates prove. Default: the host.")]
+PeerBytesPerSecond: TypeAlias = Annotated[
+    int, typer.Option(min=0, help="Upper bound of what is given to all peers together; 0: none.")
 ]
 AssignmentDir: TypeAlias = Annotated[Path | None, typer.Option(help="Where the slot's assignment is mounted.")]
 AuthOption: TypeAlias = Annotated[Auth | None, typer.Option(help="How callers of the control port prove who they are.")]
@@ -142,6 +159,9 @@ def settled(options: Mapping[str, Any]) -> dict[str, Any]:
         found[name] = found[name] or ()
     found["claim"] = tuple(_claim(item) for item in found["claim"])
     found["source_credentials"] = tuple(_pair(item, "--source-credentials") for item in found["source_credentials"])
+    found["peers"] = tuple(_address(item) for item in found["peers"])
+    if found["peers"] and found["control_tls_cert"] is not None and found["peer_ca_file"] is None:
+        raise BadRequest("--peers with TLS needs --peer-ca-file", advice="pass the authority of the pods' certificates")
     found["store_bytes"] = _quantity(found.pop("store_size"))
     found["state_dir"] = found["state_dir"] or _default_state_dir(found["control_port"])
     return found
@@ -157,6 +177,13 @@ def _pair(item: str, option: str) -> tuple[str, str]:
     if not name or not value:
         raise BadRequest(f"{option} {item}: not of the form NAME=VALUE", advice="see --help")
     return name, value
+
+
+def _address(item: str) -> tuple[str, int]:
+    host, _, port = item.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise BadRequest(f"--peers {item}: not of the form HOST:PORT", advice="pass the name of a headless Service")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _quantity(text: str) -> int:

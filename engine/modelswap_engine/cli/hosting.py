@@ -64,6 +64,11 @@ class HostSettings:
     store_bytes: int
     require_signature: bool
     trusted_keys: Path | None
+    peers: tuple[tuple[str, int], ...]
+    peer_token_file: Path | None
+    peer_ca_file: Path | None
+    peer_server_name: str
+    peer_bytes_per_second: int
     assignment_dir: Path | None
     auth: Auth | None
     token_file: Path | None

@@ -19,7 +19,8 @@ from modelswap_engine.cli import hosting
 from modelswap_engine.cli.engines import Driven, Place, driven
 from modelswap_engine.cli.hosting import HostSettings, Template
 from modelswap_engine.cli.proxying import Engine, EngineRestart, Route
-from modelswap_engine.cli.sources import sources_of
+from modelswap_engine.cli.sharing import shared_of
+from modelswap_engine.cli.sources import Supply, supply_of
 from modelswap_engine.http.app import control_app, proxy_app
 from modelswap_engine.http.engine import EngineCase, EngineRoutes
 from modelswap_engine.http.metrics import Metrics
@@ -77,6 +78,7 @@ class _Sidecar:
     adapters: AdapterDesk
     flights: Flights
     metrics: Metrics
+    supply: Supply
     engine: EngineRoutes | None
 
 
@@ -117,6 +119,12 @@ async def _serve(settings: ProxySettings) -> None:
             spool=Spool(settings.state_dir.resolve() / "bodies"),
             adapters=sidecar.adapters,
             engine=sidecar.engine,
+            shared=await shared_of(
+                settings,
+                store=sidecar.supply.store,
+                records=sidecar.supply.records,
+                given=sidecar.metrics.served_bytes.inc,
+            ),
         )
         served_name = settings.served_model_name or template.name
         data = proxy_app(
@@ -144,14 +152,14 @@ async def _serve(settings: ProxySettings) -> None:
 def _sidecar(settings: ProxySettings, place: Place, *, template: Template) -> _Sidecar:
     restart, flights, clock = RestartWish(), Flights(), SystemClock()
     backend, host = driven(settings.backend, settings.route, place, requests=flights, restart=restart)
-    served_name, sources = settings.served_model_name or template.name, sources_of(settings, template=template)
+    served_name, supply = settings.served_model_name or template.name, supply_of(settings, template=template)
     lora = LoraSettings(
         host_bytes=settings.lora_host_mib * MIB, served_model_name=served_name, pod_uid=settings.pod_uid
     )
-    desk = AdapterDesk(host=host, opener=sources, clock=clock, settings=lora)
+    desk = AdapterDesk(host=host, opener=supply.sources, clock=clock, settings=lora)
     coordinator = Coordinator(
         backend=backend,
-        sources=sources,
+        sources=supply.sources,
         journal=Journal.open(settings.state_dir.resolve() / "journal"),
         gate=Gate(clock=clock, max_queue=settings.max_queue),
         clock=clock,
@@ -166,6 +174,7 @@ def _sidecar(settings: ProxySettings, place: Place, *, template: Template) -> _S
         adapters=desk,
         flights=flights,
         metrics=Metrics(coordinator.state),
+        supply=supply,
         engine=_engine_routes(settings, coordinator=coordinator, restart=restart),
     )
 

@@ -181,6 +181,7 @@ def outcome(status: SwapStatus) -> RenderableType:
         rows.append(("changed", f"{status.plan.changed_tensors} tensors, {size(status.plan.changed_bytes)}"))
     rows += [
         ("fetched", f"{size(status.bytes_fetched)} of tensors, {size(status.header_bytes)} of headers and side files"),
+        ("from peers", size(status.bytes_from_peers)),
         ("stop latency", seconds(status.stop_latency_seconds)),
         ("commit window", "-" if window is None else seconds(window / 1e6)),
         ("gate closed", seconds(status.pause_seconds)),

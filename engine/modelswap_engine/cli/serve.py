@@ -7,7 +7,8 @@ from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import CommitMethod, Device, EmbeddedSettings
 from modelswap_engine.cli import hosting
 from modelswap_engine.cli.hosting import HostSettings
-from modelswap_engine.cli.sources import sources_of
+from modelswap_engine.cli.sharing import shared_of
+from modelswap_engine.cli.sources import supply_of
 from modelswap_engine.http.app import control_app, data_app
 from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.openai.routes import DataSettings
@@ -63,12 +64,14 @@ async def _serve(settings: ServeSettings) -> None:
     authenticator = await hosting.authenticator(settings)
     backend = EmbeddedBackend(_engine(settings))
     resources = VersionResources()
-    clock, sources = SystemClock(), sources_of(settings, template=template)
-    adapters = AdapterDesk(host=backend, opener=sources, clock=clock, settings=_lora(settings, served_name=served_name))
+    clock, supply = SystemClock(), supply_of(settings, template=template)
+    adapters = AdapterDesk(
+        host=backend, opener=supply.sources, clock=clock, settings=_lora(settings, served_name=served_name)
+    )
     coordinator = _coordinator(
         settings,
         backend=backend,
-        sources=sources,
+        sources=supply.sources,
         clock=clock,
         resources=resources,
         adapters=adapters,
@@ -81,6 +84,7 @@ async def _serve(settings: ServeSettings) -> None:
         metrics=metrics,
         spool=Spool(settings.state_dir.resolve() / "bodies"),
         adapters=adapters,
+        shared=await shared_of(settings, store=supply.store, records=supply.records, given=metrics.served_bytes.inc),
     )
     data = data_app(
         coordinator=coordinator,

@@ -1,8 +1,10 @@
 """Where a serving process takes versions from, made of its options: mounted folders, and what it may fetch."""
 
 import os
+from dataclasses import dataclass
 
 from modelswap_engine.cli.hosting import HostSettings, Template
+from modelswap_engine.cli.sharing import peers_of
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.credentials import Credentials
 from modelswap_engine.sources.file import FileSource
@@ -20,8 +22,17 @@ from modelswap_engine.sources.web.reach import Reach
 from modelswap_engine.store.content import ContentStore
 
 
-def sources_of(settings: HostSettings, *, template: Template) -> Sources:
-    """Return where versions may come from.
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """Where versions may come from, and what is kept of them."""
+
+    sources: Sources
+    store: ContentStore
+    records: Records
+
+
+def supply_of(settings: HostSettings, *, template: Template) -> Supply:
+    """Return where versions may come from, and what is kept of them.
 
     Raises:
         SourceNotAllowed: an allowed prefix is no URI of a folder.
@@ -38,15 +49,18 @@ def sources_of(settings: HostSettings, *, template: Template) -> Sources:
     )
     store = ContentStore(settings.store_dir or state / "store", limit_bytes=settings.store_bytes)
     store.open()
+    records = Records(state / "sources")
     elsewhere = _openers(settings)
     remote = RemoteSource(
         elsewhere,
         allowed=Allowed(settings.allow_source, credentials=settings.source_credentials),
         store=store,
-        records=Records(state / "sources"),
+        records=records,
         fetcher=Fetcher(store),
+        sharing=peers_of(settings),
     )
-    return Sources({"file": files, "pvc": files, **dict.fromkeys(elsewhere.schemes, remote)})
+    sources = Sources({"file": files, "pvc": files, **dict.fromkeys(elsewhere.schemes, remote)})
+    return Supply(sources=sources, store=store, records=records)
 
 
 def _openers(settings: HostSettings) -> ByScheme:

@@ -4,12 +4,14 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from aiohttp import web
 
 from modelswap_engine.backends.port import Generation
 from modelswap_engine.http.adapters import AdapterPort
-from modelswap_engine.http.auth import Authenticator, auth_middleware
+from modelswap_engine.http.auth import Authenticator, EitherAuthenticator, auth_middleware
+from modelswap_engine.http.blobs import BlobRoutes
 from modelswap_engine.http.compat.session import TrainerSession
 from modelswap_engine.http.compat.sglang import SglangRoutes
 from modelswap_engine.http.compat.vllm import VllmRoutes
@@ -36,6 +38,14 @@ SHUTDOWN_SECONDS = 2.0
 MAX_PROMPT_BYTES = 8 * 1024 * 1024
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What other pods of the slot may read, and who judges their tokens."""
+
+    blobs: BlobRoutes
+    peers: Authenticator
+
+
 def control_app(
     *,
     coordinator: Coordinator,
@@ -44,19 +54,28 @@ def control_app(
     spool: Spool,
     adapters: AdapterDesk | None = None,
     engine: EngineRoutes | None = None,
+    shared: Shared | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> web.Application:
     """Return the control port: everything but the probes and metrics needs a valid token.
 
-    ``engine`` are the routes for the container of an engine that has one; they see to their own callers.
+    ``engine`` are the routes for the container of an engine that has one; they see to their own callers. ``shared`` is
+    what other pods may read, with tokens that are good for nothing else.
     """
+    blobs = shared.blobs.routes() if shared is not None else []
+    peers = EitherAuthenticator(shared.peers, authenticator) if shared is not None else authenticator
     open_paths = OPEN_PATHS if engine is None else OPEN_PATHS | {LIVEZ}
     keyed_paths = frozenset() if engine is None else frozenset({DRAIN})
     control = ControlPort(coordinator=coordinator, metrics=metrics, clock=clock)
     app = web.Application(
         middlewares=[
             error_middleware,
-            auth_middleware(authenticator, open_paths=open_paths, keyed_paths=keyed_paths),
+            auth_middleware(
+                authenticator,
+                open_paths=open_paths,
+                keyed_paths=keyed_paths,
+                others={route.path: peers for route in blobs},
+            ),
             trace_middleware(),
         ],
         client_max_size=MAX_BODY_BYTES,
@@ -64,7 +83,7 @@ def control_app(
     updates = UpdateRoutes(coordinator=coordinator, spool=spool)
     transfers = TransferRoutes(coordinator=coordinator)
     health = Health(coordinator=coordinator, metrics=metrics, engine_apart=engine is not None)
-    app.add_routes([*health.routes(), *control.routes(), *updates.routes(), *transfers.routes()])
+    app.add_routes([*health.routes(), *control.routes(), *updates.routes(), *transfers.routes(), *blobs])
     if engine is not None:
         app.add_routes(engine.routes())
     if adapters is not None:

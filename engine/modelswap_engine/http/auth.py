@@ -6,8 +6,10 @@ come from a file; ``http/kubernetes_auth.py`` checks service-account tokens. No 
 
 import asyncio
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import structlog
@@ -15,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from modelswap_engine.http.errors import Handler
-from modelswap_engine.protocol.errors import BadRequest, Unauthenticated
+from modelswap_engine.protocol.errors import BadRequest, ModelswapError, Unauthenticated
 
 MAX_TOKEN_CHARACTERS: Final = 16_384
 """Longer ones are refused before anything parses them."""
@@ -112,6 +114,29 @@ class TokenFileAuthenticator:
         return Principal(subject="token-file")
 
 
+class EitherAuthenticator:
+    """Accepts whomever one of two accepts.
+
+    Args:
+        first: asked first.
+        second: asked when the first refuses; its refusal is told.
+    """
+
+    def __init__(self, first: Authenticator, second: Authenticator) -> None:
+        self._first, self._second = first, second
+
+    async def authenticate(self, token: str | None) -> Principal:
+        """Ask one, then the other.
+
+        Raises:
+            Unauthenticated, Forbidden, Unavailable: of the second.
+        """
+        try:
+            return await self._first.authenticate(token)
+        except ModelswapError:
+            return await self._second.authenticate(token)
+
+
 def _unauthenticated(reason: str) -> Unauthenticated:
     return Unauthenticated(reason, advice="send 'Authorization: Bearer <token>' with a valid token")
 
@@ -125,7 +150,11 @@ def bearer_token(header: str | None) -> str | None:
 
 
 def auth_middleware(
-    authenticator: Authenticator, *, open_paths: frozenset[str], keyed_paths: frozenset[str] = frozenset()
+    authenticator: Authenticator,
+    *,
+    open_paths: frozenset[str],
+    keyed_paths: frozenset[str] = frozenset(),
+    others: Mapping[str, Authenticator] = MappingProxyType({}),
 ) -> Middleware:
     """Return a middleware that asks for a valid token.
 
@@ -133,14 +162,19 @@ def auth_middleware(
         authenticator: judges tokens.
         open_paths: may be read without one.
         keyed_paths: their handlers ask for a key of another kind themselves.
+        others: who judges in its place on some routes, by the route's own pattern: what a path looks like decides
+            nothing that the router might see otherwise.
     """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         reads = request.method in ("GET", "HEAD") and request.path in open_paths
         if not reads and request.path not in keyed_paths:
-            principal = await authenticator.authenticate(bearer_token(request.headers.get("Authorization")))
-            if request.method == "POST":
+            resource = request.match_info.route.resource
+            other = others.get(resource.canonical) if resource is not None else None
+            token = bearer_token(request.headers.get("Authorization"))
+            principal = await (other or authenticator).authenticate(token)
+            if request.method == "POST" and other is None:
                 _log.info("control call", path=request.path, subject=principal.subject, remote=request.remote)
         return await handler(request)
 

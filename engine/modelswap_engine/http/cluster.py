@@ -13,7 +13,7 @@ from typing import Final
 
 import aiohttp
 
-from modelswap_engine.http.kubernetes_auth import Expected, KeySet, KubernetesAuthenticator, issuer_of
+from modelswap_engine.http.kubernetes_auth import Expected, KeySet, KubernetesAuthenticator, issuer_of, like
 from modelswap_engine.protocol.errors import BadRequest
 
 ACCOUNT_DIR: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -63,9 +63,7 @@ async def cluster_authenticator(
     Raises:
         BadRequest: this process is not in a pod with a service-account token.
     """
-    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise BadRequest("--auth kubernetes works in a pod only", advice="use --auth token-file outside a cluster")
+    keys = _keys(environment, account=account)
     try:
         issuer = issuer_of(await asyncio.to_thread(read_own_token, account))
     except (OSError, ValueError) as error:
@@ -73,9 +71,32 @@ async def cluster_authenticator(
             f"this pod's service-account token in {account}: {error}",
             advice="mount a service-account token and the cluster's CA there, as the engine's chart does",
         ) from None
+    expected = Expected(audience=pod_uid, issuer=issuer, subjects=subjects)
+    return KubernetesAuthenticator(expected=expected, keys=keys, clock=time.time)
+
+
+async def peer_authenticator(
+    *, token_file: Path, environment: Mapping[str, str], account: Path = ACCOUNT_DIR
+) -> KubernetesAuthenticator:
+    """Build the authenticator of what pods of a slot share: their tokens say the same as this pod's own for it.
+
+    Raises:
+        BadRequest: there is no such token, or this process is not in a pod.
+    """
+    keys = _keys(environment, account=account)
+    try:
+        expected = like((await asyncio.to_thread(token_file.read_text, "ascii")).strip())
+    except (OSError, ValueError) as error:
+        raise BadRequest(
+            f"--peer-token-file {token_file}: {error}",
+            advice="project a service-account token there, with an audience of the slot's own (see the chart)",
+        ) from None
+    return KubernetesAuthenticator(expected=expected, keys=keys, clock=time.time)
+
+
+def _keys(environment: Mapping[str, str], *, account: Path) -> KeySet:
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise BadRequest("--auth kubernetes works in a pod only", advice="use --auth token-file outside a cluster")
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return KubernetesAuthenticator(
-        expected=Expected(audience=pod_uid, issuer=issuer, subjects=subjects),
-        keys=KeySet(ApiServerKeys(url, account=account), clock=time.time),
-        clock=time.time,
-    )
+    return KeySet(ApiServerKeys(url, account=account), clock=time.time)

@@ -54,6 +54,13 @@ class TooSlow(BadRequest):
     retryable = True
 
 
+class RangeNotSatisfiable(BadRequest):
+    """Nothing of the range that was asked for is there."""
+
+    code = "RangeNotSatisfiable"
+    status = 416
+
+
 class PortErrorBody(ErrorBody, omit_defaults=True):
     """The protocol's error with OpenAI's ``param``: which field of the request is meant."""
 

@@ -118,18 +118,35 @@ def issuer_of(own_token: str) -> str:
     Raises:
         ValueError: the file holds no service-account token.
     """
-    try:
-        claims = jwt.decode(own_token, options={"verify_signature": False})
-    except jwt.PyJWTError as error:
-        raise ValueError(f"not a service-account token: {error}") from None
-    issuer = claims.get("iss")
+    issuer = _own_claims(own_token).get("iss")
     if not isinstance(issuer, str) or not issuer:
         raise ValueError("the token names no issuer")
     return issuer
 
 
+def like(own_token: str) -> Expected:
+    """Return what the tokens of other pods of this one's kind say: what its own does, issuer, audience and subject.
+
+    Raises:
+        ValueError: it is no service-account token for one audience.
+    """
+    issuer, claims = issuer_of(own_token), _own_claims(own_token)
+    audience, subject = claims.get("aud"), claims.get("sub")
+    audience = audience[0] if isinstance(audience, list) and len(audience) == 1 else audience
+    if not (isinstance(audience, str) and audience and isinstance(subject, str) and subject):
+        raise ValueError("the token is not for one audience, or of nobody")
+    return Expected(audience=audience, issuer=issuer, subjects=frozenset({subject}))
+
+
+def _own_claims(own_token: str) -> Mapping[str, Any]:
+    try:
+        return jwt.decode(own_token, options={"verify_signature": False})
+    except jwt.PyJWTError as error:
+        raise ValueError(f"not a service-account token: {error}") from None
+
+
 class KubernetesAuthenticator:
-    """Accepts tokens of the allowed service accounts for this very pod."""
+    """Accepts tokens of the allowed service accounts for one audience: this very pod, or whoever shares with it."""
 
     def __init__(self, *, expected: Expected, keys: KeySet, clock: Clock) -> None:
         self._expected = expected
@@ -178,7 +195,7 @@ class KubernetesAuthenticator:
                 },
             )
         except jwt.InvalidAudienceError:
-            raise _refused("the token is for another audience than this pod's UID") from None
+            raise _refused(f"the token is for another audience than {self._expected.audience!r}") from None
         except jwt.InvalidIssuerError:
             raise _refused("the token comes from another issuer") from None
         except jwt.PyJWTError as error:
@@ -211,5 +228,6 @@ def _key_id(token: str) -> str:
 
 def _refused(reason: str) -> Unauthenticated:
     return Unauthenticated(
-        reason, advice="request a token of an allowed service account with this pod's UID as audience"
+        reason,
+        advice="request a token of an allowed service account; its audience is the pod's UID, where it may decide",
     )

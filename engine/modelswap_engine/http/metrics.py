@@ -58,7 +58,10 @@ class Metrics:
         self.commit_seconds = self._histogram(
             "commit_window_seconds", "Step boundary until the new tensors are live on all ranks.", _COMMIT_BUCKETS
         )
-        self.bytes_fetched = self._counter("bytes_fetched", "Tensor bytes read from sources.", [])
+        self.fetched_bytes = self._counter(
+            "fetched_bytes", "Tensor bytes that swaps read from sources and from other pods of the slot.", ["from"]
+        )
+        self.served_bytes = self._counter("served_bytes", "Bytes given to other pods of the slot.", [])
         self.requests = self._counter("requests", "Finished requests of the data port.", ["version", "outcome"])
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "Request received to first token.", _FIRST_TOKEN_BUCKETS
@@ -94,7 +97,8 @@ class Metrics:
     def finished(self, status: SwapStatus) -> None:
         """Record the end of an operation."""
         self.swaps.labels(status.state.value).inc()
-        self.bytes_fetched.inc(status.bytes_fetched)
+        self.fetched_bytes.labels("source").inc(status.bytes_fetched)
+        self.fetched_bytes.labels("peer").inc(status.bytes_from_peers)
         if status.pause_seconds is not None:
             self.pause_seconds.observe(status.pause_seconds)
         if status.stop_latency_seconds is not None:

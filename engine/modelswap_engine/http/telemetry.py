@@ -76,6 +76,7 @@ def _facts(status: SwapStatus) -> Attributes:
         "modelswap.source.digest": status.source.digest,
         "modelswap.target.digest": status.target.digest,
         "modelswap.fetched.bytes": status.bytes_fetched,
+        "modelswap.peers.bytes": status.bytes_from_peers,
         "modelswap.staged.bytes": status.bytes_staged,
         "modelswap.commit.microseconds": status.commit_window_microseconds,
         "modelswap.pause.seconds": status.pause_seconds,

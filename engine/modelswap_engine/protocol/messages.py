@@ -143,6 +143,7 @@ class SwapStatus(Message, frozen=True, kw_only=True):
         commit_window_microseconds: step boundary until the new tensors are live on all ranks (slowest rank).
         pause_seconds: closing the gate to opening it, what a new request waits at most.
         bytes_fetched: tensor bytes read from the source; headers and side files are in ``header_bytes``.
+        bytes_from_peers: tensor bytes that came from other pods of the slot instead.
         drained_requests: requests that a Drain waited for; ``recomputed_requests``, ``frozen_requests`` and
             ``aborted_requests`` are the running ones that the commit met, by what it did with them.
         overlapped_requests: requests that the old instance still had when the new one took over; ``forced_requests`` of
@@ -161,6 +162,7 @@ class SwapStatus(Message, frozen=True, kw_only=True):
     plan: Plan | None = None
     hold: HoldState | None = None
     bytes_fetched: int = 0
+    bytes_from_peers: int = 0
     header_bytes: int = 0
     bytes_staged: int = 0
     staging_seconds: float | None = None
@@ -179,6 +181,11 @@ class SwapStatus(Message, frozen=True, kw_only=True):
     error: ErrorBody | None = None
     started_at: str = ""
     finished_at: str = ""
+
+    @property
+    def bytes_travelled(self) -> int:
+        """Tensor bytes that came to the pod, from wherever."""
+        return self.bytes_fetched + self.bytes_from_peers
 
 
 class CheckAction(StrEnum):

@@ -32,7 +32,7 @@ class PrefetchState(Message, frozen=True, kw_only=True):
     Attributes:
         target: as it was asked for.
         digest: what it was resolved to; "" before that.
-        bytes_fetched: what came from the source for it.
+        bytes_fetched: what came from the source for it; ``bytes_from_peers`` from other pods of the slot.
         error: why it is not here; a failed one is tried again.
     """
 
@@ -40,4 +40,5 @@ class PrefetchState(Message, frozen=True, kw_only=True):
     phase: PrefetchPhase = PrefetchPhase.PENDING
     digest: str = ""
     bytes_fetched: int = 0
+    bytes_from_peers: int = 0
     error: ErrorBody | None = None

@@ -9,12 +9,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 
-Travelled = Callable[[int], None]
-"""Called on the event loop with the bytes of tensors that have come from the source so far."""
+
+class Brought(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of tensors that travelled: from the source, and from other pods of the slot."""
+
+    source: int = 0
+    peers: int = 0
+
+
+Travelled = Callable[[Brought], None]
+"""Called on the event loop with what has come so far."""
 
 
 class Resolved(Protocol):
@@ -40,10 +50,10 @@ class Resolved(Protocol):
     def header_bytes(self) -> int:
         """Bytes read for headers, index, shipped manifest and side files; tensor bytes do not count."""
 
-    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int | None:
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> Brought | None:
         """Bring the bytes of tensors to where :meth:`range_of` says they are.
 
-        Returns how many bytes came from the source for it; None where bytes are read at the source itself.
+        Returns how many bytes travelled for it; None where they are read at the source itself.
 
         Raises:
             ManifestMismatch: what came, twice, does not hash to what the manifest says.

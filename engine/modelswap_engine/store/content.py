@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from modelswap_engine.checkpoint.rules import is_hash
 from modelswap_engine.protocol.errors import InsufficientDisk, SourceUnreadable
@@ -84,6 +84,18 @@ class ContentStore:
     def path(self, sha256: str) -> Path:
         """Return where a blob is, or would be."""
         return self._blobs_folder / sha256[:2] / sha256
+
+    def open_blob(self, sha256: str) -> BinaryIO | None:
+        """Open a blob for reading, None when it is not here; it can be read to its end even if it is removed meanwhile.
+
+        Raises:
+            SourceUnreadable: the disk.
+        """
+        with self._lock:
+            if sha256 not in self._blobs:
+                return None
+            with writing(self._blobs_folder):
+                return self.path(sha256).open("rb", buffering=0)
 
     # Who needs it.
 

@@ -29,6 +29,8 @@ class Incoming:
         self.nbytes = nbytes
         self._missing = nbytes
         self._fd = -1
+        self._writers = 0
+        self._closed = False
         self._lock = threading.Lock()
         self._digest = hashlib.sha256()
         self._hashed = 0
@@ -39,25 +41,30 @@ class Incoming:
         return self._missing == 0
 
     def write(self, at: int, data: bytes | memoryview) -> None:
-        """Write a piece at a byte of the blob.
+        """Write a piece at a byte of the blob; nothing when it was closed meanwhile.
 
         Raises:
             OSError: the disk does not take it.
         """
         with self._lock:
+            if self._closed:
+                return
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._writers += 1
         if at == self._hashed:  # of one thread alone: pieces do not overlap
             self._digest.update(data)
             self._hashed += len(data)
         view = memoryview(data)
-        while view:
-            count = os.pwrite(self._fd, view, at)
-            view, at = view[count:], at + count
-        with self._lock:
-            self._missing -= len(data)
-            if self.complete:
-                self.close()
+        try:
+            while view:
+                count = os.pwrite(self._fd, view, at)
+                view, at = view[count:], at + count
+        finally:
+            with self._lock:
+                self._writers -= 1
+                self._missing -= len(data) - len(view)
+                self._release()
 
     def hashed(self) -> str:
         """Return the sha256 of what was written (64 hex digits)."""
@@ -71,12 +78,18 @@ class Incoming:
         return self._digest.hexdigest()
 
     def again(self) -> None:
-        """Forget what was written."""
-        self.close()
-        self._missing, self._digest, self._hashed = self.nbytes, hashlib.sha256(), 0
+        """Forget what was written; nobody may be writing."""
+        with self._lock:
+            self._missing, self._digest, self._hashed = self.nbytes, hashlib.sha256(), 0
 
     def close(self) -> None:
-        """Close the file, whether or not it is complete."""
-        if self._fd >= 0:
+        """Take nothing more; the file is closed when nobody writes to it any more."""
+        with self._lock:
+            self._closed = True
+            self._release()
+
+    def _release(self) -> None:
+        # A descriptor that is closed under a thread that writes may be another file's by the time it writes.
+        if self._fd >= 0 and not self._writers and (self._closed or self.complete):
             os.close(self._fd)
             self._fd = -1

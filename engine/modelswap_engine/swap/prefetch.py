@@ -13,6 +13,7 @@ import msgspec
 from modelswap_engine.protocol.errors import Cancelled, ModelswapError
 from modelswap_engine.protocol.messages import PlanRequest, VersionRef
 from modelswap_engine.protocol.prefetch import PrefetchPhase, PrefetchRequest, PrefetchState
+from modelswap_engine.sources.port import Brought
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap import sourcing
 from modelswap_engine.swap.core import Core
@@ -78,8 +79,11 @@ class Prefetch:
                     raise refusals[0]
                 self._note(target, digest=assessment.version.digest)
                 names: Sequence[str] = work.names if isinstance(work, ReadTensors) else ()
-                count = await sourcing.obtain(core, assessment.version.resolved, names, unless=superseded)
-            self._note(target, phase=PrefetchPhase.FETCHED, bytes_fetched=count or 0)
+                brought = await sourcing.obtain(core, assessment.version.resolved, names, unless=superseded)
+            brought = brought or Brought()
+            self._note(
+                target, phase=PrefetchPhase.FETCHED, bytes_fetched=brought.source, bytes_from_peers=brought.peers
+            )
         except ModelswapError as error:
             if not superseded.done():
                 self._note(target, phase=PrefetchPhase.FAILED, error=error.body())

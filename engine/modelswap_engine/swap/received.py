@@ -13,7 +13,7 @@ from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.manifest import Manifest, make_manifest
 from modelswap_engine.protocol.errors import SourceUnreadable
 from modelswap_engine.protocol.messages import VersionRef
-from modelswap_engine.sources.port import Resolved, Travelled
+from modelswap_engine.sources.port import Brought, Resolved, Travelled
 from modelswap_engine.swap.clock import Offload
 from modelswap_engine.swap.folders import copy_folder
 
@@ -60,7 +60,7 @@ class Received:
         self._parts = tuple(parts)
         self._offload = offload
 
-    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int | None:
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> Brought | None:
         """Fetch what lies at the source of the version below; the rest is here."""
         return await self.files.obtain(
             [name for name in names if name not in self.ranges and name not in self.held], travelled=travelled

@@ -10,7 +10,7 @@ from modelswap_engine.protocol.errors import SignatureInvalid, SignatureMissing,
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.policy import Verification
 from modelswap_engine.protocol.updates import RECEIVED
-from modelswap_engine.sources.port import Resolved, Travelled
+from modelswap_engine.sources.port import Brought, Resolved, Travelled
 from modelswap_engine.swap.core import Core
 
 
@@ -69,7 +69,7 @@ async def obtain(
     *,
     travelled: Travelled | None = None,
     unless: asyncio.Future[None] | None = None,
-) -> int | None:
+) -> Brought | None:
     """Bring tensors to this pod; see :meth:`Resolved.obtain`.
 
     Raises:
@@ -78,8 +78,8 @@ async def obtain(
     """
     work = resolved.obtain(names, travelled=travelled)
     seconds = core.settings.fetch_seconds
-    count: int | None = await core.bounded(f"fetching from {resolved.uri}", work, seconds, unless=unless)
-    return count
+    brought: Brought | None = await core.bounded(f"fetching from {resolved.uri}", work, seconds, unless=unless)
+    return brought
 
 
 def find_received(core: Core, uri: str) -> Resolved:

@@ -15,7 +15,7 @@ from modelswap_engine.protocol.errors import Busy, InvalidCheckpoint, ManifestMi
 from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
 from modelswap_engine.protocol.policy import TrafficMode, VerifyMode
 from modelswap_engine.protocol.states import SwapState
-from modelswap_engine.sources.port import Resolved
+from modelswap_engine.sources.port import Brought, Resolved
 from modelswap_engine.swap import loader, proceeding, recovery, sourcing
 from modelswap_engine.swap.audit import audit
 from modelswap_engine.swap.checks import try_out
@@ -183,13 +183,13 @@ class Transaction:
         traffic = msgspec.structs.replace(self._request.traffic, peers_ready=peers_ready)
         self._window = Window(self._core, self._operation, traffic)
 
-    async def _bring(self, resolved: Resolved, names: Sequence[str]) -> int | None:
+    async def _bring(self, resolved: Resolved, names: Sequence[str]) -> Brought | None:
         """Have the bytes of tensors in this pod; return how many travelled, None where they are read at the source."""
         operation = self._operation
 
-        def travelled(count: int) -> None:
-            if count - operation.status.bytes_fetched >= _TOLD_BYTES:
-                operation.note(bytes_fetched=count)
+        def travelled(brought: Brought) -> None:
+            if brought.source + brought.peers - operation.status.bytes_travelled >= _TOLD_BYTES:
+                operation.note(**_counted_bytes(brought))
 
         return await sourcing.obtain(self._core, resolved, names, travelled=travelled, unless=operation.interrupted)
 
@@ -278,7 +278,7 @@ class Transaction:
         core, operation = self._core, self._operation
         resolved = await loader.find(core, self._request.target, unless=operation.interrupted)
         operation.advance(_S.FETCHING, header_bytes=resolved.header_bytes)
-        count = await self._bring(resolved, [entry.name for entry in resolved.manifest.tensors])
+        brought = await self._bring(resolved, [entry.name for entry in resolved.manifest.tensors])
         await core.companion.adopt(self._request.adapters)
         self._staged = True
         self._new = await loader.load(
@@ -289,8 +289,8 @@ class Transaction:
             unless=operation.interrupted,
         )
         total = resolved.manifest.total_bytes
-        fetched = total if count is None else count
-        operation.advance(_S.STAGED, target=self._new.ref, bytes_fetched=fetched, bytes_staged=total)
+        counted = _counted_bytes(Brought(source=total) if brought is None else brought)
+        operation.advance(_S.STAGED, target=self._new.ref, bytes_staged=total, **counted)
         for state in (_S.PREPARED, _S.PAUSING, _S.COMMITTING, _S.COMMITTED, _S.VERIFIED):
             operation.advance(state)
         core.healthy()
@@ -324,12 +324,15 @@ class Transaction:
         return {"drained_requests": self._window.inside} if policy is RequestPolicy.NONE_RUNNING else {}
 
 
-def _staged(replies: Replies, fetched: int | None) -> dict[str, int]:
-    return {
+def _staged(replies: Replies, brought: Brought | None) -> dict[str, int]:
+    if brought is None:
         # Where files are read at the source, every rank reads the same bytes, which count once.
-        "bytes_fetched": max(reply.fetched_bytes for reply in replies) if fetched is None else fetched,
-        "bytes_staged": sum(reply.staged_bytes for reply in replies),
-    }
+        brought = Brought(source=max(reply.fetched_bytes for reply in replies))
+    return {"bytes_staged": sum(reply.staged_bytes for reply in replies), **_counted_bytes(brought)}
+
+
+def _counted_bytes(brought: Brought) -> dict[str, int]:
+    return {"bytes_fetched": brought.source, "bytes_from_peers": brought.peers}
 
 
 def _committed(replies: Replies, policy: RequestPolicy) -> dict[str, float | int | str]:

@@ -60,7 +60,7 @@ def _mark(a: Assessment, pod: Pod) -> tuple[int, ...]:
     if a.target is not None and a.there(pod, a.target_digest):
         return (2,)
     operation = running(pod)
-    return (1, _ORDER[operation.state], operation.bytes_fetched) if operation is not None else (1,)
+    return (1, _ORDER[operation.state], operation.bytes_travelled) if operation is not None else (1,)
 
 
 def _recorded(snapshot: Snapshot) -> datetime | None:

@@ -93,7 +93,7 @@ def _origin(a: Assessment, done: Iterable[SwapStatus]) -> dict[str, Any]:
 
 def _rate(done: Iterable[SwapStatus]) -> int:
     """Return how many bytes a second the slowest pod read and staged; 0 where that was not measured."""
-    rates = [o.bytes_fetched / o.staging_seconds for o in done if o.bytes_fetched > 0 and o.staging_seconds]
+    rates = [o.bytes_travelled / o.staging_seconds for o in done if o.bytes_travelled > 0 and o.staging_seconds]
     return max(1, round(min(rates))) if rates else 0
 
 

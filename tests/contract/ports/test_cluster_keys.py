@@ -9,8 +9,8 @@ import pytest
 import trustme
 from aiohttp import web
 
-from modelswap_engine.http.cluster import ApiServerKeys, cluster_authenticator
-from modelswap_engine.protocol.errors import BadRequest, Unavailable
+from modelswap_engine.http.cluster import ApiServerKeys, cluster_authenticator, peer_authenticator
+from modelswap_engine.protocol.errors import BadRequest, Unauthenticated, Unavailable
 from tests.support.tokens import NOW, POD_UID, SUBJECT, Signer, claims, key_set
 
 SIGNER = Signer("rsa-1")
@@ -65,6 +65,23 @@ async def test_a_pod_checks_the_operators_token_by_the_clusters_keys(tmp_path: P
         )
         token = SIGNER.sign(claims(iat=1, nbf=1, exp=int(NOW) * 2))
         assert (await authenticator.authenticate(token)).subject == SUBJECT
+
+
+async def test_pods_of_one_kind_know_each_other_by_what_their_own_token_says(tmp_path: Path) -> None:
+    authority, times = trustme.CA(), {"iat": 1, "nbf": 1, "exp": int(NOW) * 2}
+    folder, own = account(tmp_path, authority), tmp_path / "peers"
+    mine = {"sub": "system:serviceaccount:team:chat", "aud": ["modelswap-peers.chat.team"], **times}
+    own.write_text(SIGNER.sign(claims(**mine)))
+    async with api_server(authority) as server:
+        environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
+        peers = await peer_authenticator(token_file=own, environment=environment, account=folder)
+        assert (await peers.authenticate(SIGNER.sign(claims(**mine)))).subject == mine["sub"]
+        with pytest.raises(Unauthenticated, match="another audience"):
+            await peers.authenticate(SIGNER.sign(claims(**{**mine, "aud": [POD_UID]})))
+        for content in ("", "no token", SIGNER.sign(claims(**{**mine, "aud": ["a", "b"]}))):
+            own.write_text(content)
+            with pytest.raises(BadRequest, match="--peer-token-file"):
+                await peer_authenticator(token_file=own, environment=environment, account=folder)
 
 
 @pytest.mark.parametrize("status", [403, 500, 302])

@@ -118,7 +118,7 @@ async def test_a_swap_is_accepted_followed_and_remembered(ports: Ports) -> None:
         "modelswap_commit_window_seconds_count 1.0",
         "modelswap_pause_duration_seconds_count 1.0",
         'modelswap_swap_duration_seconds_count{phase="commit"} 1.0',
-        "modelswap_bytes_fetched_total 2.0",
+        'modelswap_fetched_bytes_total{from="source"} 2.0',
         f'modelswap_active_version_info{{digest="{target.digest}",version="1.1"}} 1.0',
         'modelswap_engine_state{state="ready"} 1.0',
     ):

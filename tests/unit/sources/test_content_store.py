@@ -1,7 +1,10 @@
 """The content store: what appears is proved, what is held stays, what a crash leaves goes."""
 
 import hashlib
+import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -125,3 +128,46 @@ def test_damage_is_found_and_removed(tmp_path: Path) -> None:
     names = [sha256(data) for data in (b"good", b"flip", b"gone")]
     assert set(store.damaged(names)) == set(names[1:])
     assert store.missing(names) == set(names[1:])
+
+
+def test_an_open_blob_is_read_to_its_end_though_it_goes(tmp_path: Path) -> None:
+    store = opened(tmp_path, limit=8)
+    store.put(sha256(b"aaaa"), b"aaaa")
+    reading = store.open_blob(sha256(b"aaaa"))
+    assert reading is not None
+    with reading:
+        store.put(sha256(b"bbbbbbbb"), b"bbbbbbbb")
+        assert store.missing([sha256(b"aaaa")])
+        assert reading.read() == b"aaaa"
+    assert store.open_blob(sha256(b"aaaa")) is None
+    assert store.open_blob("../../etc/passwd") is None
+
+
+def test_what_is_not_complete_cannot_be_opened(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    (incoming,) = store.expect([(sha256(b"aaaa"), 4)])
+    incoming.write(0, b"aaaa")
+    assert store.open_blob(sha256(b"aaaa")) is None, "it has not been proved"
+    store.accept(incoming)
+    assert store.open_blob(sha256(b"aaaa")) is not None
+
+
+def test_a_file_is_not_closed_under_who_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor could be another file's by then; and nothing is left of what was given up."""
+    store, writing, go_on, written = opened(tmp_path), threading.Event(), threading.Event(), os.pwrite
+
+    def slowly(fd: int, data: memoryview, at: int) -> int:
+        writing.set()
+        assert go_on.wait(10)
+        return written(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", slowly)
+    (incoming,) = store.expect([(sha256(b"aaaa"), 4)])
+    with ThreadPoolExecutor() as pool:
+        work = pool.submit(incoming.write, 0, b"aa")
+        assert writing.wait(10)
+        store.give_up([incoming])
+        go_on.set()
+        work.result(10)
+        incoming.write(2, b"aa")
+    assert not list((tmp_path / "incoming").iterdir())

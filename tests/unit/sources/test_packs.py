@@ -58,7 +58,7 @@ class Versions:
     async def obtain(self) -> int:
         resolved = await self.world.source.resolve(NEXT)
         self.places.forget()
-        return await resolved.obtain(list(NEW))
+        return (await resolved.obtain(list(NEW))).source
 
 
 @pytest.fixture

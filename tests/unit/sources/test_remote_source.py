@@ -23,6 +23,7 @@ from modelswap_engine.protocol.errors import (
     UnsupportedFormat,
 )
 from modelswap_engine.sources.allowed import Allowed
+from modelswap_engine.sources.port import Brought
 from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
 from modelswap_engine.sources.remote.records import Records
 from modelswap_engine.sources.remote.source import RemoteSource
@@ -92,14 +93,16 @@ async def test_a_whole_version_comes_once(world: World, places: MemoryPlaces, tm
     built = publish(places, write_checkpoint(tmp_path / "a", shards=2), URI)
     resolved = await world.source.resolve(URI)
     assert resolved.manifest.digest == built.digest
-    told: list[int] = []
-    assert await resolved.obtain([entry.name for entry in built.tensors], travelled=told.append) == built.total_bytes
-    assert told[-1] == built.total_bytes
+    told: list[Brought] = []
+    assert await resolved.obtain([entry.name for entry in built.tensors], travelled=told.append) == Brought(
+        source=built.total_bytes
+    )
+    assert told[-1] == Brought(source=built.total_bytes)
     assert world.holds(built)
     await resolved.copy_side_files(tmp_path / "side")
     assert (tmp_path / "side" / "config.json").read_bytes() == (tmp_path / "a" / "config.json").read_bytes()
     places.forget()
-    assert await resolved.obtain([entry.name for entry in built.tensors]) == 0
+    assert await resolved.obtain([entry.name for entry in built.tensors]) == Brought()
     assert not places.asked
 
 
@@ -113,7 +116,7 @@ async def test_only_what_changed_travels(world: World, places: MemoryPlaces, tmp
     new = publish(places, write_checkpoint(tmp_path / "b", tensors), NEXT)
     resolved = await world.source.resolve(NEXT)
     places.forget()
-    assert await resolved.obtain([entry.name for entry in new.tensors]) == 3 * 64
+    assert await resolved.obtain([entry.name for entry in new.tensors]) == Brought(source=3 * 64)
     assert places.given == {"model.safetensors": 3 * 64}
     assert len(places.asked) == 2, "neighbours come with one request"
     assert world.holds(new)
@@ -126,7 +129,7 @@ async def test_without_a_manifest_all_bytes_travel_once(world: World, places: Me
     assert resolved.manifest.digest == built.digest
     assert sum(places.given.values()) == built.total_bytes + resolved.header_bytes
     places.forget()
-    assert await resolved.obtain(list(MANY)) == 0
+    assert await resolved.obtain(list(MANY)) == Brought()
     assert not places.asked
     again = await world.source.resolve(URI)
     assert again.manifest.digest == built.digest
@@ -155,7 +158,7 @@ async def test_a_pinned_version_that_is_here_needs_no_network(
     places.forget()
     resolved = await world.source.resolve(URI, digest=built.digest)
     assert resolved.header_bytes == 0
-    assert await resolved.obtain([entry.name for entry in built.tensors]) == 0
+    assert await resolved.obtain([entry.name for entry in built.tensors]) == Brought()
     await resolved.copy_side_files(tmp_path / "side")
     assert resolved.range_of("a.weight").sha256 == built.by_name["a.weight"].sha256
     with pytest.raises(SourceNotFound):
@@ -197,7 +200,7 @@ async def test_a_pinned_version_of_which_a_part_is_here_fetches_the_rest(
     world.start()
     places.forget()
     resolved = await world.source.resolve(URI, digest=built.digest)
-    assert await resolved.obtain(list(MANY)) == 10 * 64
+    assert await resolved.obtain(list(MANY)) == Brought(source=10 * 64)
     assert world.holds(built)
 
 
@@ -243,7 +246,7 @@ async def test_what_breaks_off_goes_on_where_it_stopped(world: World, places: Me
 
     places.faults.append(fault)
     places.forget()
-    assert await resolved.obtain(list(MANY)) == built.total_bytes
+    assert await resolved.obtain(list(MANY)) == Brought(source=built.total_bytes)
     assert world.holds(built)
     assert world.pauses
     assert sum(places.given.values()) == built.total_bytes, "no byte came twice"
@@ -258,7 +261,7 @@ async def test_it_gives_up_after_attempts_without_a_byte(world: World, places: M
     assert failed.value.details.keys() >= {"file", "tensor", "range"}
     assert world.pauses[:2] == [0.25, 0.5]
     places.faults.clear()
-    assert await resolved.obtain(list(MANY)) == built.total_bytes, "nothing is left over of the attempt"
+    assert await resolved.obtain(list(MANY)) == Brought(source=built.total_bytes), "nothing is left over of the attempt"
 
 
 async def test_what_changed_half_way_is_said_and_nothing_of_it_is_believed(
@@ -308,7 +311,7 @@ async def test_damage_in_the_store_is_found_when_it_is_suspected(
     await resolved.unchanged()
     with pytest.raises(SourceChanged, match="damaged"):
         await resolved.unchanged(suspected=True)
-    assert await resolved.obtain([entry.name for entry in built.tensors]) == 12
+    assert await resolved.obtain([entry.name for entry in built.tensors]) == Brought(source=12)
     assert world.holds(built)
 
 

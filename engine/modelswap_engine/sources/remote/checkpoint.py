@@ -11,11 +11,12 @@ from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
-from modelswap_engine.sources.port import Travelled
+from modelswap_engine.sources.port import Brought, Travelled
 from modelswap_engine.sources.remote import packs
 from modelswap_engine.sources.remote.contents import Places
 from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
+from modelswap_engine.sources.remote.sharing import Sharing, take
 from modelswap_engine.store.content import ContentStore
 
 
@@ -30,7 +31,8 @@ class RemoteCheckpoint:
         evidence: of who vouches for it.
         header_bytes: what reading them took; 0 when it was known.
         store: where bytes come to.
-        fetcher: brings them.
+        fetcher: brings them from the source.
+        sharing: brings them from other pods, before that.
         folders: opens the places again.
     """
 
@@ -45,32 +47,45 @@ class RemoteCheckpoint:
         header_bytes: int,
         store: ContentStore,
         fetcher: Fetcher,
+        sharing: Sharing,
         folders: Callable[[], Folders],
     ) -> None:
         self.uri, self.credentials, self.manifest, self.header_bytes = uri, credentials, manifest, header_bytes
         self.evidence = evidence
         self._places = places
-        self._store, self._fetcher, self._folders = store, fetcher, folders
+        self._store, self._fetcher, self._sharing, self._folders = store, fetcher, sharing, folders
 
-    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> int:
+    async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> Brought:
         """Fetch what the store does not have."""
         entries = {self.manifest.by_name[name].sha256: self.manifest.by_name[name] for name in names}
         # Whatever of this version is here already must not make room for the rest of it.
         await asyncio.to_thread(self._store.hold, self.manifest.digest, self._hashes)
         missing = [entries[sha256] for sha256 in sorted(self._store.missing(entries))]
         if not missing:
-            return 0
+            return Brought()
+
+        def told(*, source: int = 0, peers: int = 0) -> None:
+            if travelled is not None:
+                travelled(Brought(source=source, peers=peers))
+
+        peers = await take(self._sharing, missing, store=self._store, travelled=lambda count: told(peers=count))
+        if not (missing := self._still(missing)):
+            return Brought(peers=peers)
         others = {holder for holder in self._store.holders() if holder.startswith("sha256:")} - {self.manifest.digest}
         async with self._folders() as folders:
             packed = await packs.make(missing, folder=await folders(""), store=self._store, digests=others)
-            count = await self._fetch([e for e in missing if self._store.missing([e.sha256])], folders, travelled)
-        return packed + count
+            _, count = await self._fetcher.fetch(
+                self._still(missing),
+                open_folder=folders,
+                places=self._places,
+                travelled=lambda count: told(source=packed + count, peers=peers),
+            )
+        return Brought(source=packed + count, peers=peers)
 
-    async def _fetch(self, entries: Sequence[TensorEntry], folders: Folders, travelled: Travelled | None) -> int:
-        if not entries:
-            return 0
-        _, count = await self._fetcher.fetch(entries, open_folder=folders, places=self._places, travelled=travelled)
-        return count
+    def _still(self, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+        """Return those that the store does not have."""
+        absent = self._store.missing(entry.sha256 for entry in entries)
+        return [entry for entry in entries if entry.sha256 in absent]
 
     @cached_property
     def _hashes(self) -> frozenset[str]:

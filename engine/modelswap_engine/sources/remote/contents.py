@@ -64,7 +64,7 @@ async def read_remote(open_folder: OpenFolder) -> RemoteContents:
         refuse("the checkpoint has no tensors", file=SINGLE_FILE)
     signature = await reader.whole("", SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES) if shipped is not None else None
     names = sorted(SIDE_FILES & there.keys())
-    found = await _all_of(reader.whole("", name, limit=MAX_SIDE_FILE_BYTES) for name in names)
+    found = await all_of(reader.whole("", name, limit=MAX_SIDE_FILE_BYTES) for name in names)
     return RemoteContents(
         tensors=tensors,
         side_files={name: data for name, data in zip(names, found, strict=True) if data is not None},
@@ -156,7 +156,7 @@ class _Reader:
         files = sorted({(entry.place, entry.file) for entry in manifest.tensors})
         for place in sorted({place for place, _ in files}):
             await self.look(place, [name for where, name in files if where == place])
-        headers = await _all_of(self.header(place, name) for place, name in files)
+        headers = await all_of(self.header(place, name) for place, name in files)
         found: dict[str, TensorEntry] = {}
         for (place, name), entries in zip(files, headers, strict=True):
             for entry in entries or ():
@@ -180,7 +180,7 @@ class _Reader:
         weight_map = parse_index(index)
         shards = sorted(set(weight_map.values()))
         await self.look("", shards)
-        headers = await _all_of(self.header("", shard) for shard in shards)
+        headers = await all_of(self.header("", shard) for shard in shards)
         pairs = []
         for shard, found in zip(shards, headers, strict=True):
             if found is None:
@@ -189,7 +189,7 @@ class _Reader:
         return join_shards(pairs, weight_map)
 
 
-async def _all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
     """Do all, and let none go on when one has failed."""
     tasks = [asyncio.ensure_future(item) for item in work]
     try:

@@ -14,8 +14,7 @@ import msgspec
 from modelswap_engine.checkpoint.crew import cores
 from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.protocol.errors import ManifestMismatch, ModelswapError, SourceUnreadable
-from modelswap_engine.sources.port import Travelled
-from modelswap_engine.sources.remote.contents import OpenFolder, Places
+from modelswap_engine.sources.remote.contents import OpenFolder, Places, all_of
 from modelswap_engine.sources.remote.spans import Span, Wanted, plan_spans
 from modelswap_engine.store.content import ContentStore, writing
 from modelswap_engine.store.incoming import Incoming
@@ -70,7 +69,7 @@ class Fetcher:
         *,
         open_folder: OpenFolder,
         places: Places,
-        travelled: Travelled | None = None,
+        travelled: Callable[[int], None] | None = None,
     ) -> tuple[dict[str, str], int]:
         """Fetch tensors; return name → sha256, and how many bytes of tensors came for it.
 
@@ -104,7 +103,7 @@ class _Run:
         *,
         open_folder: OpenFolder,
         places: Places,
-        travelled: Travelled | None,
+        travelled: Callable[[int], None] | None,
     ) -> None:
         self._fetcher, self._entries, self._coming = fetcher, entries, coming
         self._open, self._places, self._travelled = open_folder, places, travelled
@@ -134,13 +133,7 @@ class _Run:
             for span in spans:
                 await self._span(span)
 
-        tasks = [asyncio.create_task(work()) for _ in range(self._fetcher._settings.parallel)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await all_of(work() for _ in range(self._fetcher._settings.parallel))
 
     async def _span(self, span: Span) -> None:
         folder, stat = await self._open(span.place), self._places[span.place][span.file]

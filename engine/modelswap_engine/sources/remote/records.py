@@ -81,7 +81,7 @@ class Records:
     def keep(self, found: Found, manifest: Manifest) -> None:
         """Remember a version and where it is; a disk that does not take it is no failure."""
         with contextlib.suppress(OSError):
-            _replace(self._manifest(manifest.digest), manifests.encode(manifest))
+            _replace(self.manifest_file(manifest.digest), manifests.encode(manifest))
             _replace(self._uri(found.uri).with_suffix(_LAID_OUT), manifests.encode(manifest))
             _replace(self._uri(found.uri), msgspec.json.encode(found))
             _prune(self._uris, keep=())
@@ -90,7 +90,8 @@ class Records:
         """Forget the oldest manifests of versions that are not in use, when there are many."""
         _prune(self._manifests, keep={digest.removeprefix("sha256:") for digest in digests})
 
-    def _manifest(self, digest: str) -> Path:
+    def manifest_file(self, digest: str) -> Path:
+        """Return where the manifest of a version is, or would be."""
         return self._manifests / f"{digest.removeprefix('sha256:')}.json"
 
     def _uri(self, uri: str) -> Path:

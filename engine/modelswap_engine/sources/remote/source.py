@@ -10,8 +10,9 @@ from collections.abc import Collection
 from functools import partial
 
 from modelswap_engine.checkpoint import build
+from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
-from modelswap_engine.protocol.errors import ManifestMismatch
+from modelswap_engine.protocol.errors import ManifestMismatch, ModelswapError
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.remote.adapter import RemoteAdapter, open_adapter
 from modelswap_engine.sources.remote.checkpoint import RemoteCheckpoint, hashes_of
@@ -20,6 +21,7 @@ from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
 from modelswap_engine.sources.remote.port import Opener
 from modelswap_engine.sources.remote.records import Found, Records, revision_of
+from modelswap_engine.sources.remote.sharing import NOBODY, Sharing
 from modelswap_engine.store.content import ContentStore
 
 ADAPTERS = "adapter:"
@@ -34,16 +36,25 @@ class RemoteSource:
         store: where bytes come to.
         records: what was found before.
         fetcher: brings bytes.
+        sharing: other pods, which are asked before the source is.
     """
 
     def __init__(
-        self, opener: Opener, *, allowed: Allowed, store: ContentStore, records: Records, fetcher: Fetcher
+        self,
+        opener: Opener,
+        *,
+        allowed: Allowed,
+        store: ContentStore,
+        records: Records,
+        fetcher: Fetcher,
+        sharing: Sharing = NOBODY,
     ) -> None:
         self._opener = opener
         self._allowed = allowed
         self._store = store
         self._records = records
         self._fetcher = fetcher
+        self._sharing = sharing
 
     async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> RemoteCheckpoint:
         """Find and validate the checkpoint at a URI; one that is known by its pin is not asked for."""
@@ -54,7 +65,7 @@ class RemoteSource:
             return self._made(uri, credentials, manifest, found, header_bytes=0)
         async with self._folders(uri, credentials) as folders:
             contents = await read_remote(folders)
-            manifest = await self._manifest(contents, folders, known)
+            manifest = await self._manifest(contents, folders, known, digest=digest)
         found = Found(uri=uri, digest=manifest.digest, places=contents.places, evidence=contents.evidence)
         await asyncio.to_thread(self._keep, found, manifest, contents)
         return self._made(uri, credentials, manifest, found, header_bytes=contents.header_bytes)
@@ -84,6 +95,7 @@ class RemoteSource:
             header_bytes=header_bytes,
             store=self._store,
             fetcher=self._fetcher,
+            sharing=self._sharing,
             folders=partial(self._folders, uri, credentials),
         )
 
@@ -91,7 +103,7 @@ class RemoteSource:
         return Folders(self._opener, uri, credentials=credentials, allowed=self._allowed)
 
     async def _manifest(
-        self, contents: RemoteContents, folders: Folders, known: tuple[Found, Manifest] | None
+        self, contents: RemoteContents, folders: Folders, known: tuple[Found, Manifest] | None, *, digest: str
     ) -> Manifest:
         if contents.manifest is not None:
             build.check_shipped(contents.manifest, contents, file=MANIFEST_FILE)
@@ -101,6 +113,10 @@ class RemoteSource:
             with contextlib.suppress(ManifestMismatch):  # a damaged record: the headers are the truth
                 build.check_tensors(known[1], contents, file=MANIFEST_FILE)
                 return known[1]
+        if digest:
+            shared = await self._sharing.manifest(digest, prove=partial(_proved, contents, digest))
+            if shared is not None:
+                return shared
         return await self._hashed(contents, folders)
 
     async def _hashed(self, contents: RemoteContents, folders: Folders) -> Manifest:
@@ -124,3 +140,16 @@ class RemoteSource:
             if not holder.startswith(ADAPTERS) and holder not in digests:
                 self._store.let_go(holder)
         self._records.retain(digests)
+
+
+def _proved(contents: RemoteContents, digest: str, data: bytes) -> Manifest | None:
+    """Return the manifest of what the source holds when another pod's, with its hashes, gives the digest.
+
+    Nothing else of what the pod says is taken: where tensors lie, and the side files, are what the source says.
+    """
+    try:
+        hashes = {entry.name: entry.sha256 for entry in manifests.decode(data).tensors}
+        manifest = build.with_hashes(contents, hashes)
+    except (ModelswapError, KeyError):
+        return None
+    return manifest if manifest.digest == digest else None

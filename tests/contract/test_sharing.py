@@ -1,0 +1,88 @@
+"""Pods of a slot that share what they fetched, over real sockets: what many cost the source, and who gives what."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.build import build_manifest
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.states import SwapState
+from modelswap_engine.sources.peers.choice import Peer
+from tests.support.checkpoints import Tensor, write_checkpoint
+from tests.support.memory_places import MemoryPlaces
+from tests.support.peer_pods import PeerPod, in_waves
+
+PODS = 10
+OLD, NEW = "mem://bucket/chat/1.0", "mem://bucket/chat/1.1"
+BASE: dict[str, Tensor] = {
+    f"model.layers.{number}.weight": ("U8", (16384,), random.Random(number).randbytes(16384)) for number in range(32)
+}
+CHANGED = BASE | {
+    f"model.layers.{number}.weight": ("U8", (16384,), random.Random(100 + number).randbytes(16384))
+    for number in range(1, 9)
+}
+CHANGED_BYTES = 8 * 16384
+
+
+def publish(places: MemoryPlaces, folder: Path, uri: str, tensors: dict[str, Tensor], *, manifest: bool) -> VersionRef:
+    built = build_manifest(write_checkpoint(folder, tensors))
+    if manifest:
+        (folder / MANIFEST_FILE).write_bytes(manifests.encode(built))
+    places.upload(uri, folder)
+    return VersionRef(version=uri[-3:], uri=uri, digest=built.digest)
+
+
+@pytest.fixture
+def places() -> MemoryPlaces:
+    return MemoryPlaces(piece=65536)
+
+
+@pytest.fixture
+async def pods(tmp_path: Path, places: MemoryPlaces) -> AsyncIterator[list[PeerPod]]:
+    addresses: list[Peer] = []
+    async with AsyncExitStack() as stack:
+        made = []
+        for number in range(PODS):
+            pod = PeerPod(tmp_path / f"pod-{number}", places, addresses, allow=["mem://bucket"])
+            stack.push_async_callback(pod.coordinator.stop)
+            addresses.append(Peer("127.0.0.1", await stack.enter_async_context(pod.listening())))
+            made.append(pod)
+        yield made
+
+
+def egress(places: MemoryPlaces) -> int:
+    """Bytes of tensors that the source gave."""
+    return places.given.get("model.safetensors", 0)
+
+
+@pytest.mark.parametrize("manifest", [True, False], ids=["manifest", "no manifest"])
+async def test_ten_pods_cost_the_source_little_more_than_one(
+    pods: list[PeerPod], places: MemoryPlaces, tmp_path: Path, manifest: bool
+) -> None:
+    old = publish(places, tmp_path / "old", OLD, BASE, manifest=manifest)
+    new = publish(places, tmp_path / "new", NEW, CHANGED, manifest=manifest)
+    await in_waves(pods, lambda pod: pod.coordinator.start(old, None))
+    whole = sum(len(data) for _, _, data in BASE.values())
+    assert whole <= egress(places) <= 1.3 * whole
+    places.forget()
+    statuses = []
+
+    async def swap(pod: PeerPod) -> None:
+        statuses.append(await pod.swap(new, revision=2))
+
+    await in_waves(pods, swap)
+    assert {status.state for status in statuses} == {SwapState.SERVING}
+    assert all(pod.backend.live == {name: data for name, (_, _, data) in CHANGED.items()} for pod in pods)
+    one = CHANGED_BYTES if manifest else whole  # without a manifest the first pod has to hash everything
+    assert one <= egress(places) <= 1.3 * one
+    assert sum(status.bytes_fetched for status in statuses) == (CHANGED_BYTES if manifest else 0)
+    peers = sum(status.bytes_from_peers for status in statuses)
+    assert peers == (PODS - 1) * CHANGED_BYTES
+    given = [pod.given for pod in pods]
+    assert sum(given) >= peers
+    assert max(given[:3]) < sum(given) / 2, "load is spread"
