@@ -140,35 +140,6 @@ def make_manifest(
     )
 
 
-def based(whole: Manifest, part: Manifest, base: Manifest, *, place: str) -> Manifest:
-    """Return the manifest of a version that is published as what is new in it.
-
-    Args:
-        whole: the version.
-        part: of the folder that holds what the base does not.
-        base: another version; a tensor of the same content lies where it does.
-        place: URI of the base's folder.
-
-    Raises:
-        ManifestMismatch: a tensor of the version is in neither.
-    """
-    there = {
-        (entry.dtype, entry.shape, entry.sha256): entry if entry.place else msgspec.structs.replace(entry, place=place)
-        for entry in base.tensors
-    }
-    there |= {(entry.dtype, entry.shape, entry.sha256): entry for entry in part.tensors}
-    tensors = {}
-    for entry in whole.tensors:
-        found = there.get((entry.dtype, entry.shape, entry.sha256))
-        if found is None:
-            raise ManifestMismatch(
-                f"tensor {entry.name!r} is neither new nor in the base", advice="publish the version without a base"
-            )
-        tensors[entry.name] = msgspec.structs.replace(found, name=entry.name)
-    side_files = {side.name: side for side in whole.side_files}
-    return make_manifest(tensors, side_files, architecture=whole.architecture)
-
-
 def encode(manifest: Manifest) -> bytes:
     """Return the canonical bytes of ``modelswap.manifest.json``; equal manifests give equal bytes."""
     document = _Document(

@@ -359,6 +359,14 @@ async def test_a_manifest_that_does_not_fit_the_headers_is_refused(
 # A version that was published as what is new in it.
 
 
+def based(whole: Manifest, part: Manifest, base: Manifest, *, place: str) -> Manifest:
+    """Return the manifest of a version whose new tensors are in one folder, and the others in that of its base."""
+    elsewhere = {entry.name: msgspec.structs.replace(entry, place=place) for entry in base.tensors}
+    return msgspec.structs.replace(
+        whole, tensors=tuple(part.by_name.get(entry.name) or elsewhere[entry.name] for entry in whole.tensors)
+    )
+
+
 async def test_unchanged_tensors_come_from_the_folder_of_the_base(
     world: World, places: MemoryPlaces, tmp_path: Path
 ) -> None:
@@ -367,7 +375,7 @@ async def test_unchanged_tensors_come_from_the_folder_of_the_base(
     tensors = MANY | {"model.layers.5.weight": ("U8", (64,), b"n" * 64)}
     whole = build_manifest(write_checkpoint(tmp_path / "whole", tensors))
     part = write_checkpoint(tmp_path / "part", {"model.layers.5.weight": tensors["model.layers.5.weight"]})
-    built = manifests.based(whole, build_manifest(part), build_manifest(tmp_path / "base"), place=base)
+    built = based(whole, build_manifest(part), build_manifest(tmp_path / "base"), place=base)
     (part / MANIFEST_FILE).write_bytes(manifests.encode(built))
     places.upload(NEXT, part)
     resolved = await world.source.resolve(NEXT)
@@ -381,7 +389,7 @@ async def test_the_folder_of_the_base_must_be_allowed_too(world: World, places: 
     publish(places, write_checkpoint(tmp_path / "base"), base)
     part = write_checkpoint(tmp_path / "part", {"c.bias": ("I64", (), b"1" * 8)})
     whole = build_manifest(write_checkpoint(tmp_path / "whole", TENSORS | {"c.bias": ("I64", (), b"1" * 8)}))
-    built = manifests.based(whole, build_manifest(part), build_manifest(tmp_path / "base"), place=base)
+    built = based(whole, build_manifest(part), build_manifest(tmp_path / "base"), place=base)
     (part / MANIFEST_FILE).write_bytes(manifests.encode(built))
     places.upload(NEXT, part)
     with pytest.raises(SourceNotAllowed):
