@@ -1,13 +1,15 @@
 """Versions that the pods fetch ahead of the change of the spec: who has not been told which. Pure.
 
-A pod fetches by itself, beside all that it does; nothing of a rollout waits for it.
+A pod fetches by itself, beside all that it does; nothing of a rollout waits for it. Pods are told as they stage: at most
+one more at once than have it already, so that those that are told later find it in others and the source is asked little
+more than once.
 """
 
 from collections.abc import Iterator
 from datetime import datetime
 
 from modelswap_engine.protocol.messages import Fence, VersionRef
-from modelswap_engine.protocol.prefetch import PrefetchPhase, PrefetchRequest
+from modelswap_engine.protocol.prefetch import PrefetchPhase, PrefetchRequest, PrefetchState
 from modelswap_engine.protocol.version import FETCHES_AHEAD_SINCE
 from modelswap_operator.planning.actions import PrefetchOrder, SendPrefetch
 from modelswap_operator.planning.assess import Assessment
@@ -29,7 +31,7 @@ def targets(a: Assessment) -> list[VersionRef]:
 
 
 def send(a: Assessment, now: datetime) -> SendPrefetch | None:
-    """Tell the pods whose list is another one."""
+    """Tell pods whose list is another one: all that have nothing to fetch, of the others so many as others can give to."""
     current, wanted = a.snapshot.assignment, targets(a)
     if current is None or not a.owned:
         return None
@@ -42,7 +44,24 @@ def send(a: Assessment, now: datetime) -> SendPrefetch | None:
             continue
         fence = Fence(pod_uid=pod.uid, owner_uid=a.snapshot.uid, epoch=a.snapshot.epoch, revision=current.revision)
         orders.append(PrefetchOrder(pod=pod, request=PrefetchRequest(fence=fence, targets=wanted)))
+    if wanted:
+        orders = orders[: max(0, 1 + _there(a, wanted) - _busy(a, wanted))]
     return SendPrefetch(orders=tuple(orders)) if orders else None
+
+
+def _there(a: Assessment, wanted: list[VersionRef]) -> int:
+    """Count the pods that have fetched all of it."""
+    return sum(all(found.phase is PrefetchPhase.FETCHED for found in rows) for rows in _told(a, wanted))
+
+
+def _busy(a: Assessment, wanted: list[VersionRef]) -> int:
+    """Count the pods that are fetching it."""
+    return sum(any(found.phase in UNDER_WAY for found in rows) for rows in _told(a, wanted))
+
+
+def _told(a: Assessment, wanted: list[VersionRef]) -> list[list[PrefetchState]]:
+    rows = [pod.state.prefetch for pod in a.counted if pod.state is not None]
+    return [found for found in rows if [row.target for row in found] == wanted]
 
 
 def times(a: Assessment, now: datetime) -> Iterator[datetime]:

@@ -32,10 +32,40 @@ def test_each_pod_is_told_once_in_the_order_of_the_spec() -> None:
     world = asking(NEXT, LATER)
     world.settle()
     assert uris(world) == [[NEXT.uri, LATER.uri]] * 3
-    assert len(world.actions(SendPrefetch)) == 1
+    assert sum(len(action.orders) for action in world.actions(SendPrefetch)) == 3
     world.add_pod(world.pods[0].live)
     world.settle()
     assert uris(world) == [[NEXT.uri, LATER.uri]] * 4
+
+
+def test_more_pods_begin_the_more_can_give_to_them() -> None:
+    world = asking(NEXT, pods=9)
+    world.settle()
+    assert [len(action.orders) for action in world.actions(SendPrefetch)] == [1, 2, 4, 2]
+    world.edit(prefetch=())
+    world.log.clear()
+    world.settle()
+    assert [len(action.orders) for action in world.actions(SendPrefetch)] == [9], "nothing has to be fetched for it"
+
+
+def test_who_is_slow_or_fails_does_not_keep_the_others_from_it() -> None:
+    world = asking(NEXT, pods=4)
+    while not any(uris(world)):
+        world.run_pass()
+    note(world, 0, 0, phase=PrefetchPhase.FETCHING)
+    for _ in range(3):
+        world.run_pass()
+    assert [bool(rows) for rows in uris(world)] == [True, False, False, False]
+    note(world, 0, 0, phase=PrefetchPhase.FAILED, error=ErrorBody(code="SourceUnreadable", message="503"))
+    world.run_pass()
+    assert [bool(rows) for rows in uris(world)] == [True, True, False, False]
+    note(world, 1, 0, phase=PrefetchPhase.FETCHED)
+    note(world, 0, 0, phase=PrefetchPhase.PENDING, error=None)
+    world.run_pass()
+    assert sum(bool(rows) for rows in uris(world)) == 3, "one fetches again, one can begin"
+    note(world, 0, 0, phase=PrefetchPhase.FETCHED)
+    world.settle()
+    assert uris(world) == [[NEXT.uri]] * 4
 
 
 def test_the_status_counts_who_has_it_and_says_why_one_has_not() -> None:
