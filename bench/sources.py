@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import obstore
 
+from bench.sharing import SharingResult, measure_sharing
 from bench.verdicts import Verdict
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
@@ -34,6 +35,7 @@ from modelswap_engine.sources.objects import ObjectStores
 from modelswap_engine.sources.remote.checkpoint import RemoteCheckpoint
 from modelswap_engine.sources.remote.fetch import DEFAULT, Fetcher
 from modelswap_engine.sources.remote.records import Records
+from modelswap_engine.sources.remote.sharing import NOBODY, Sharing
 from modelswap_engine.sources.remote.source import RemoteSource
 from modelswap_engine.sources.remote.spans import SPAN_BYTES, Wanted, plan_spans
 from modelswap_engine.store.content import ContentStore
@@ -58,6 +60,7 @@ class SourcesResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     travelled: int
     changed: int
     peak_bytes: dict[int, int]
+    sharing: SharingResult
 
     @property
     def speed(self) -> float:
@@ -97,6 +100,7 @@ class SourcesResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
                 + ")",
                 met=self.growth <= GROWTH_BYTES,
             ),
+            *self.sharing.verdicts(),
         ]
 
 
@@ -124,6 +128,7 @@ class _Measured:
             fetched.append(asyncio.run(self._fetch(sizes[-1])))
         self._say("what travels when every tenth tensor is new")
         travelled, changed = asyncio.run(self._travel(sizes[0]))
+        sharing = asyncio.run(self._sharing(sizes[0]))
         self._say("memory, in a process of its own for each size")
         return SourcesResult(
             raw=statistics.median(raw),
@@ -131,6 +136,7 @@ class _Measured:
             travelled=travelled,
             changed=changed,
             peak_bytes={size: self._peak(size) for size in sizes},
+            sharing=sharing,
         )
 
     def _upload(self, size: int) -> None:
@@ -197,6 +203,19 @@ class _Measured:
     async def _resolve(self, pod: Path, uri: str, *, endpoint: str) -> RemoteCheckpoint:
         return await source(pod, endpoint).resolve(uri)
 
+    async def _sharing(self, size: int) -> SharingResult:
+        folder = self._folder / "sharing"
+        found = await measure_sharing(
+            folder,
+            uri=f"s3://{BUCKET}/{size}",
+            server=self._server.url,
+            make=lambda pod, endpoint, store, others: source(pod, endpoint, store=store, sharing=others),
+            turns=self._turns,
+            report=self._say,
+        )
+        shutil.rmtree(folder)
+        return found
+
     def _peak(self, size: int) -> int:
         """Fetch in a process of its own; return what it took at most beyond what it had before."""
         pod = self._folder / "peak"
@@ -230,8 +249,8 @@ def build_manifest_of(server: S3Server, size: int) -> Manifest:
     return manifests.decode(bytes(data))
 
 
-def source(pod: Path, endpoint: str) -> RemoteSource:
-    """Return what a pod with an empty store reads from."""
+def source(pod: Path, endpoint: str, *, store: ContentStore | None = None, sharing: Sharing = NOBODY) -> RemoteSource:
+    """Return what a pod with an empty store, or this one, reads from."""
     keys: dict[str, Any] = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -243,14 +262,16 @@ def source(pod: Path, endpoint: str) -> RemoteSource:
     mounted.mkdir(parents=True, exist_ok=True)
     for name, value in keys.items():
         (mounted / name).write_text(value)
-    store = ContentStore(pod / "store")
-    store.open()
+    if store is None:
+        store = ContentStore(pod / "store")
+        store.open()
     return RemoteSource(
         ObjectStores(Credentials(mounted.parent)),
         allowed=Allowed([f"s3://{BUCKET}"], credentials=[("bench", f"s3://{BUCKET}")]),
         store=store,
         records=Records(pod / "records"),
         fetcher=Fetcher(store),
+        sharing=sharing,
     )
 
 

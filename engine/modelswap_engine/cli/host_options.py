@@ -100,6 +100,7 @@ PeerCaFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="Authorities (PEM) of peers' certificates, where control ports speak TLS.")
 ]
 PeerServerName: TypeAlias = Annotated[str, typer.Option(help="Name that peers' certificates prove. Default: the host.")]
+PEER_BYTES_PER_SECOND: Final = 256 << 20
 PeerBytesPerSecond: TypeAlias = Annotated[
     int, typer.Option(min=0, help="Upper bound of what is given to all peers together; 0: none.")
 ]

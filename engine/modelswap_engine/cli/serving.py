@@ -39,7 +39,7 @@ def serve(
     peer_token_file: host_options.PeerTokenFile = None,
     peer_ca_file: host_options.PeerCaFile = None,
     peer_server_name: host_options.PeerServerName = "",
-    peer_bytes_per_second: host_options.PeerBytesPerSecond = 256 << 20,
+    peer_bytes_per_second: host_options.PeerBytesPerSecond = host_options.PEER_BYTES_PER_SECOND,
     assignment_dir: host_options.AssignmentDir = None,
     auth: host_options.AuthOption = None,
     token_file: host_options.TokenFile = None,

@@ -127,7 +127,12 @@ class BlobRoutes:
                 return response
             async with self._turn():
                 await response.prepare(request)
-                await self._send(response, file, start, stop)
+                try:
+                    await self._send(response, file, start, stop)
+                except (OSError, TimeoutError):
+                    # A length was promised: nothing else may follow, and who asks must not take what came for all.
+                    if request.transport is not None:
+                        request.transport.abort()
             return response
 
     async def _send(self, response: web.StreamResponse, file: BinaryIO, start: int, stop: int) -> None:
@@ -136,7 +141,7 @@ class BlobRoutes:
             await self._bandwidth.take(wanted)
             data = await asyncio.to_thread(os.pread, file.fileno(), wanted, at)
             if len(data) != wanted:
-                raise ConnectionResetError("the blob is shorter than it was")  # the length was promised
+                raise OSError("the blob is shorter than it was")
             async with asyncio.timeout(WRITE_SECONDS):
                 await response.write(data)
             self._given(len(data))

@@ -1,8 +1,7 @@
 """Versions that the pods fetch ahead of the change of the spec: who has not been told which. Pure.
 
-A pod fetches by itself, beside all that it does; nothing of a rollout waits for it. Pods are told as they stage: at most
-one more at once than have it already, so that those that are told later find it in others and the source is asked little
-more than once.
+A pod fetches by itself, beside all that it does; nothing of a rollout waits for it. As with staging, at most one more
+fetches at once than have it already: the later ones find it in others, and the source is asked little more than once.
 """
 
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ def targets(a: Assessment) -> list[VersionRef]:
 
 
 def send(a: Assessment, now: datetime) -> SendPrefetch | None:
-    """Tell pods whose list is another one: all that have nothing to fetch, of the others so many as others can give to."""
+    """Tell pods whose list is another one: all that there is nothing to fetch, else as many as others can give to."""
     current, wanted = a.snapshot.assignment, targets(a)
     if current is None or not a.owned:
         return None

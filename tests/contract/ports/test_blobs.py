@@ -2,13 +2,15 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientPayloadError, ClientSession
+from structlog.testing import capture_logs
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
@@ -150,6 +152,37 @@ async def test_a_blob_that_is_removed_while_it_is_sent_comes_to_its_end(pod: Pee
         reading = asyncio.create_task(response.content.readexactly(2 * PIECE_BYTES))
         await passing(clock, reading)
         assert await reading == LARGE[PIECE_BYTES:]
+
+
+async def test_what_breaks_off_is_never_taken_for_the_whole(pod: PeerPod) -> None:
+    """No answer of another kind follows where the bytes of a blob were promised."""
+    clock = ManualClock()
+    async with (
+        pod.listening(bandwidth=Bandwidth(PIECE_BYTES, clock=clock)) as port,
+        asking(port) as session,
+        session.get(f"{BLOBS}/sha256/{LARGE_HASH}") as response,
+    ):
+        await response.content.readexactly(PIECE_BYTES)
+        await asyncio.to_thread(_cut, pod.store.path(LARGE_HASH))
+        reading = asyncio.create_task(response.content.read())
+        await passing(clock, reading)
+        with pytest.raises(ClientPayloadError):
+            await reading
+
+
+def _cut(path: Path) -> None:
+    path.chmod(0o600)
+    os.truncate(path, PIECE_BYTES)
+
+
+async def test_who_leaves_makes_room_for_the_next(pod: PeerPod) -> None:
+    with capture_logs() as logs:
+        async with pod.listening(transfers=1) as port, asking(port) as session:
+            for _ in range(3):
+                response = await session.get(f"{BLOBS}/sha256/{LARGE_HASH}")
+                response.close()
+            assert await _whole(session, HASH) == (200, BLOB)
+    assert not [line for line in logs if line["log_level"] == "error"]
 
 
 async def passing(clock: ManualClock, work: asyncio.Task[Any]) -> None:
