@@ -6,16 +6,20 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import trustme
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
+from modelswap_engine.http.tls import Certificate
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.sources.peers.choice import Peer
+from modelswap_engine.sources.peers.client import Access
 from tests.support.checkpoints import Tensor, write_checkpoint
 from tests.support.memory_places import MemoryPlaces
-from tests.support.peer_pods import PeerPod, in_waves
+from tests.support.peer_pods import TOKEN, PeerPod, in_waves
+from tests.support.pki import write_pair
 
 PODS = 10
 OLD, NEW = "mem://bucket/chat/1.0", "mem://bucket/chat/1.1"
@@ -86,3 +90,21 @@ async def test_ten_pods_cost_the_source_little_more_than_one(
     given = [pod.given for pod in pods]
     assert sum(given) >= peers
     assert max(given[:3]) < sum(given) / 2, "load is spread"
+
+
+async def test_pods_share_over_tls(places: MemoryPlaces, tmp_path: Path) -> None:
+    name, authority, addresses = "modelswap-control.team.svc", trustme.CA(), list[Peer]()
+    files = write_pair(authority, tmp_path / "tls", name)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    (tmp_path / "token").write_text(TOKEN)
+    access = Access(token_file=tmp_path / "token", tls=True, ca_file=tmp_path / "ca.crt", server_name=name)
+    context = Certificate(certificate=files.certificate, key=files.key).context
+    version = publish(places, tmp_path / "old", OLD, BASE, manifest=True)
+    async with AsyncExitStack() as stack:
+        for number in range(2):
+            pod = PeerPod(tmp_path / f"pod-{number}", places, addresses, allow=["mem://bucket"], access=access)
+            addresses.append(Peer("127.0.0.1", await stack.enter_async_context(pod.listening(tls=context))))
+            places.forget()
+            await pod.fetch(version.uri)
+    whole = sum(len(data) for _, _, data in BASE.values())
+    assert egress(places) < whole / 10, "headers alone"

@@ -52,7 +52,7 @@ Find = Callable[[], Awaitable[Sequence[Peer]]]
 class SharingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds: ``slowest`` bytes per second, after ``grace`` seconds, is what a peer must keep up in each blob."""
 
-    parallel: int = 8
+    parallel: int = 4
     ask_seconds: float = 5.0
     grace: float = 15.0
     slowest: int = 1 << 20
