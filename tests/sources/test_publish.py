@@ -14,7 +14,14 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.cli import diff, manifest, publish
-from modelswap_engine.protocol.errors import AlreadyPublished, PublishFailed, SourceDenied, SourceUnreadable
+from modelswap_engine.protocol.errors import (
+    AlreadyPublished,
+    PublishFailed,
+    SourceDenied,
+    SourceNotAllowed,
+    SourceUnreadable,
+    UnsupportedScheme,
+)
 from modelswap_engine.publishing.anywhere import Anywhere
 from modelswap_engine.publishing.folder import read_folder
 from modelswap_engine.publishing.objects import PART_BYTES, PARTS_AT_ONCE
@@ -22,9 +29,12 @@ from modelswap_engine.publishing.publisher import FILES_AT_ONCE
 from tests.support.checkpoints import SINGLE, TENSORS, Tensor, write_checkpoint
 from tests.support.servers.faults import Answer, Reset, forbidden, throttled
 from tests.support.servers.fixtures import Proxied
+from tests.support.servers.hub import TOKEN, Hub
+from tests.support.servers.places import NAMED, Place, hub_place, place, registry_place, web_place
 from tests.support.servers.proxy import FaultProxy
 from tests.support.servers.s3 import KEY, REGION, SECRET, S3Server
 
+__all__ = ["hub_place", "place", "registry_place", "web_place"]
 pytestmark = pytest.mark.sources
 
 _numbers = itertools.count(1)
@@ -225,3 +235,27 @@ async def test_memory_does_not_grow_with_the_version(bucket: Bucket, tmp_path: P
         tracemalloc.stop()
     # What the client holds beside Python's memory is its window: parts in flight.
     assert peak < FILES_AT_ONCE * (PARTS_AT_ONCE + 2) * PART_BYTES < 8 * (24 << 20) + PART_BYTES
+
+
+async def test_checkpoints_are_compared_wherever_they_lie(place: Place, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a", shards=2)
+    await place.upload({file.name: file.read_bytes() for file in folder.iterdir()})
+    found = await Anywhere(credentials=NAMED, opener=place.opener).manifest(place.uri)
+    assert found.digest == build_manifest(folder).digest
+
+
+def test_every_kind_of_place_is_known_to_the_commands(
+    hub: Hub, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path / "a")
+    commit = hub.commit("org/chat", {file.name: file.read_bytes() for file in folder.iterdir()})
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    there = f"hf://org/chat@{commit}"
+    assert isinstance(run("diff", there, folder).exception, SourceNotAllowed), "the hub sends elsewhere for big files"
+    same = run("diff", there, folder.as_uri(), "--allow-source", "https://localhost")
+    assert same.exit_code == 0, same.output
+    assert same.stdout.startswith("same content")
+    refused = run("publish", folder, "hf://org/chat")
+    assert isinstance(refused.exception, UnsupportedScheme)
+    assert "s3:" in refused.exception.advice

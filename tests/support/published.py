@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import obstore
@@ -34,6 +34,8 @@ class Stores:
     Attributes:
         put: files in the order in which they were put, as (URI, name).
         failing: names of files whose upload breaks off in the middle.
+        before: done by somebody else right before a publish looks at its files again ("show"), and before it creates
+            the manifest ("create").
     """
 
     def __init__(self, home: Path) -> None:
@@ -42,6 +44,7 @@ class Stores:
         self._pods = 0
         self.put: list[tuple[str, str]] = []
         self.failing: set[str] = set()
+        self.before: dict[str, Callable[[], object]] = {}
 
     def store(self, uri: str) -> MemoryStore:
         return self._stores.setdefault(uri, MemoryStore())
@@ -109,5 +112,10 @@ class _Place(ObjectPlace):
     async def show(self, manifest: bytes, *, sent: Mapping[str, FileStat]) -> None:
         if MANIFEST_FILE in self._stores.failing:
             raise PublishFailed("the manifest: it broke off")
+        self._stores.before.get("show", lambda: None)()
         await super().show(manifest, sent=sent)
         self._stores.put.append((self.uri, MANIFEST_FILE))
+
+    async def _create(self, manifest: bytes, *, free: bool) -> None:
+        self._stores.before.get("create", lambda: None)()
+        await super()._create(manifest, free=free)

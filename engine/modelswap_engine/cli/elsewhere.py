@@ -52,17 +52,29 @@ def local(text: str) -> Path:
     return path_of(text)
 
 
-def anywhere(access: Access, *, command: str) -> "Anywhere":
+def anywhere(access: Access, *uris: str, command: str) -> "Anywhere":
     """Return what reads from and publishes to places elsewhere.
+
+    Args:
+        access: with what.
+        uris: those that will be read; what only they need is imported.
+        command: for messages.
 
     Raises:
         BadRequest: packages are missing.
     """
+    allow, opener = access.allow or (), None
     try:
-        from modelswap_engine.publishing.anywhere import Anywhere
+        from modelswap_engine.publishing.anywhere import Anywhere, is_object_store
     except ModuleNotFoundError as error:
         raise needs(command, error, extra="sources") from None
-    return Anywhere(credentials=access.credentials, credentials_dir=access.credentials_dir, allow=access.allow or ())
+    if not all(is_object_store(uri) for uri in uris):
+        try:
+            from modelswap_engine.cli.openers import openers
+        except ModuleNotFoundError as error:
+            raise needs(command, error, extra="sidecar") from None
+        opener = openers(credentials_dir=access.credentials_dir, allow=[*uris, *allow])
+    return Anywhere(credentials=access.credentials, credentials_dir=access.credentials_dir, allow=allow, opener=opener)
 
 
 def manifest_of(uri: str, access: Access) -> Manifest:
@@ -70,7 +82,7 @@ def manifest_of(uri: str, access: Access) -> Manifest:
     from modelswap_engine.cli.progress import bar
 
     with bar(f"hashing {Path(uri).name}") as progress:
-        return asyncio.run(anywhere(access, command="… URI").manifest(uri, progress=progress))
+        return asyncio.run(anywhere(access, uri, command="… URI").manifest(uri, progress=progress))
 
 
 def build(

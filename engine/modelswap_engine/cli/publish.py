@@ -44,7 +44,7 @@ def publish(
     from modelswap_engine.cli.progress import bars
 
     access = Access(credentials=credentials, credentials_dir=credentials_dir, allow=allow_source)
-    places = anywhere(access, command="publish")
+    places = anywhere(access, *([base] if base else []), command="publish")
     from modelswap_engine.publishing.folder import read_folder
 
     given = signatures.provenance(provenance or [])

@@ -29,6 +29,11 @@ MakeVersion = Callable[[RemoteContents | None], Version]
 """Called in a thread with what was read of the base, where one is named."""
 
 
+def is_object_store(uri: str) -> bool:
+    """Say whether a URI is of what can be published to by parts and conditions."""
+    return uri.partition(":")[0].lower() in SCHEMES
+
+
 class Anywhere:
     """Places to publish to.
 
@@ -147,7 +152,7 @@ class Anywhere:
             )
         if scheme == MOUNTED:
             return MountedPlace(uri)
-        if scheme not in SCHEMES:
+        if not is_object_store(uri):
             raise UnsupportedScheme(
                 f"nothing can be published to {scheme[:32]}:",
                 advice=f"use one of: {', '.join(f'{name}:' for name in [MOUNTED, *sorted(SCHEMES)])}",

@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
-from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorEntry
+from modelswap_engine.checkpoint.layout import SIGNATURE_FILE, Evidence
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, Provenance, TensorEntry
 from modelswap_engine.protocol.errors import (
     AlreadyPublished,
     ManifestMismatch,
@@ -24,8 +27,12 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.publishing.base import allowed_beside
 from modelswap_engine.publishing.folder import read_folder
+from modelswap_engine.signing.sign import sign
+from modelswap_engine.signing.trust import read_trusted
+from modelswap_engine.signing.verify import verify
 from tests.support.checkpoints import CONFIG, INDEX, SINGLE, TENSORS, Tensor, write_checkpoint
 from tests.support.published import Stores
+from tests.support.signers import write_key
 
 ONE, TWO, THREE = (f"s3://bucket/chat/1.{number}" for number in range(3))
 CHANGED = "changed-00001-of-00001.safetensors"
@@ -168,6 +175,29 @@ async def test_of_two_at_once_one_is_refused(stores: Stores, tmp_path: Path) -> 
         assert shown.digest == won[0].digest
 
 
+@pytest.mark.parametrize("same", [True, False])
+async def test_a_manifest_that_came_a_moment_before(stores: Stores, tmp_path: Path, same: bool) -> None:
+    folder = write_checkpoint(tmp_path / "a")
+    other = folder if same else write_checkpoint(tmp_path / "b", trained(TENSORS, "a.weight"))
+    shown = manifests.encode(build_manifest(other))
+    stores.before["create"] = lambda: obstore.put(stores.store(ONE), MANIFEST_FILE, shown)
+    if same:
+        assert (await stores.publish(folder, ONE)).digest == build_manifest(folder).digest
+    else:
+        with pytest.raises(AlreadyPublished, match="meanwhile"):
+            await stores.publish(folder, ONE)
+    assert (await manifest_at(stores, ONE)) == build_manifest(other)
+
+
+async def test_a_file_that_somebody_else_puts_there_is_seen(stores: Stores, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "a")
+    other = write_checkpoint(tmp_path / "b", trained(TENSORS, "a.weight"))
+    stores.before["show"] = lambda: obstore.put(stores.store(ONE), SINGLE, (other / SINGLE).read_bytes())
+    with pytest.raises(SourceChanged, match="somebody else publishes here"):
+        await stores.publish(folder, ONE)
+    assert MANIFEST_FILE not in stores.names(ONE)
+
+
 async def test_bytes_that_change_meanwhile_are_refused(stores: Stores, tmp_path: Path) -> None:
     version = read_folder(write_checkpoint(tmp_path / "a"))
     write_checkpoint(tmp_path / "a", trained(TENSORS, "a.weight"))
@@ -239,6 +269,31 @@ async def test_places_elsewhere_need_to_be_allowed(stores: Stores, tmp_path: Pat
         await stores.publish(folder, TWO, base=ONE)
     done = await stores.publish(folder, TWO, base=ONE, allow=("s3://private/models",))
     assert (await stores.fetched(TWO, allow=("s3://bucket", "s3://private/models")))[0] == done.digest
+
+
+async def test_a_signature_goes_along_where_it_fits(stores: Stores, tmp_path: Path) -> None:
+    key = write_key(tmp_path / "keys")
+    signing = partial(sign, key=key.private)
+
+    def signed_at(uri: str) -> None:
+        shown, signature = (
+            bytes(obstore.get(stores.store(uri), name).bytes()) for name in (MANIFEST_FILE, SIGNATURE_FILE)
+        )
+        evidence = Evidence(manifest=shown, signature=signature)
+        verify(evidence, trusted=read_trusted([key.public]), now=datetime.now(UTC))
+
+    folder = write_checkpoint(tmp_path / "a")
+    given = msgspec.structs.replace(build_manifest(folder), provenance=Provenance(who="ci"))
+    (folder / MANIFEST_FILE).write_bytes(manifests.encode(given))
+    (folder / SIGNATURE_FILE).write_bytes(signing(manifests.encode(given)))
+    await stores.publish(folder, ONE)
+    signed_at(ONE)
+    assert [name for _, name in stores.put][-2:] == [SIGNATURE_FILE, MANIFEST_FILE]
+    await stores.publish(folder, TWO, base=ONE)
+    assert (await manifest_at(stores, TWO)).provenance == Provenance(who="ci")
+    assert SIGNATURE_FILE not in stores.names(TWO), "it was of another manifest"
+    await stores.publish(folder, THREE, base=ONE, sign=signing)
+    signed_at(THREE)
 
 
 @pytest.mark.parametrize(
