@@ -167,8 +167,8 @@ async def test_what_passes_is_got_over(world: World, fault: Fault) -> None:
 
 LASTING: dict[str, tuple[Fault, type[ModelswapError], str]] = {
     "truncated": (Truncated(after=0), SourceUnreadable, "broke off"),
-    "reset": (Reset(), SourceUnreadable, ""),
-    "stalled": (Stalled(), SourceUnreadable, ""),
+    "reset": (Reset(), SourceUnreadable, "cannot be read"),
+    "stalled": (Stalled(), SourceUnreadable, "cannot be read"),
     "unavailable": (throttled(503), SourceUnreadable, "503"),
     "too many requests": (throttled(429), SourceUnreadable, "429"),
     "another range": (WrongRange(), SourceUnreadable, "another range"),
@@ -236,3 +236,8 @@ async def test_who_may_not_list_can_still_read(world: World) -> None:
     world.proxy.inject(forbidden(), path=r"list-type=2|\?")
     resolved = await world.source.resolve(uri)
     assert resolved.manifest.digest == built.digest
+    await resolved.obtain(list(TENSORS))
+    uri, new = world.upload("1.1", TENSORS | {"model.layers.3.weight": ("U8", (SIZE,), bytes(SIZE))})
+    # It holds a version, so it looks for a pack that it may not know of.
+    await (await world.source.resolve(uri)).obtain(list(TENSORS))
+    assert world.holds(new)

@@ -220,7 +220,7 @@ def _endpoint(text: str) -> URL:
             return url
     except ValueError:
         pass
-    raise SourceNotAllowed(f"{ENDPOINT_KEY} is no address of a hub", advice=f"write it like {ENDPOINT}")
+    raise SourceDenied(f"{ENDPOINT_KEY} is no address of a hub", advice=f"write it like {ENDPOINT}")
 
 
 def _stat(entry: _Entry) -> FileStat:

@@ -21,7 +21,6 @@ from modelswap_engine.protocol.errors import (
     ModelswapError,
     SourceChanged,
     SourceDenied,
-    SourceNotAllowed,
     SourceNotFound,
     SourceUnreadable,
 )
@@ -90,7 +89,7 @@ class ObjectStores:
         try:
             store = from_url(uri, config=config, client_options=options, retry_config=self._retry)
         except (exceptions.BaseError, ValueError) as error:
-            raise SourceNotAllowed(
+            raise SourceDenied(
                 f"{shown(uri, 200)}: its store cannot be used: {type(error).__name__}",
                 advice="look at the settings in the credentials, and at the guide of object stores",
             ) from None
@@ -130,7 +129,7 @@ class ObjectFolder:
                 continue  # it is not there
             except SourceDenied:  # S3 answers so for a missing object to who may not list
                 refused += 1
-        if refused == len(names):
+        if names and refused == len(names):
             raise self._no_right("it")
         return found
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -41,7 +42,7 @@ class ContentStore:
         self._lock = threading.Lock()
         self._blobs: dict[str, Blob] = {}
         self._holds: dict[str, frozenset[str]] = {}
-        self._coming: dict[str, int] = {}
+        self._coming: dict[str, Incoming] = {}
         self._uses = itertools.count(1)
         self._names = itertools.count(1)
 
@@ -81,6 +82,18 @@ class ContentStore:
         with self._lock:
             return set(hashes) - self._blobs.keys()
 
+    def look(self, hashes: Iterable[str]) -> None:
+        """Forget blobs whose files are gone or have another size: somebody else was at the folder."""
+        for sha256 in sorted(set(hashes) - self.missing(hashes)):
+            try:
+                size = self.path(sha256).stat().st_size
+            except OSError:
+                size = -1
+            with self._lock:
+                blob = self._blobs.get(sha256)
+                if blob is not None and blob.nbytes != size:
+                    self._drop([sha256])
+
     def path(self, sha256: str) -> Path:
         """Return where a blob is, or would be."""
         return self._blobs_folder / sha256[:2] / sha256
@@ -103,8 +116,12 @@ class ContentStore:
         """Keep blobs, here already or not, until the holder lets go; a second hold takes the place of the first."""
         with self._lock:
             self._holds[holder] = frozenset(hashes)
-            for sha256 in self._holds[holder] & self._blobs.keys():
-                self._touch(sha256)
+            here = self._holds[holder] & self._blobs.keys()
+            for sha256 in here:
+                self._blobs[sha256].used = next(self._uses)
+        for sha256 in here:  # not under the lock: others wait for it on an event loop
+            with contextlib.suppress(OSError):  # only the order after a restart depends on it
+                os.utime(self.path(sha256))
 
     def let_go(self, holder: str) -> None:
         """End a hold; an unknown holder has none."""
@@ -115,11 +132,6 @@ class ContentStore:
         """Return who holds something."""
         with self._lock:
             return set(self._holds)
-
-    def _touch(self, sha256: str) -> None:
-        self._blobs[sha256].used = next(self._uses)
-        with contextlib.suppress(OSError):  # only the order after a restart depends on it
-            os.utime(self.path(sha256))
 
     # Coming and going.
 
@@ -135,7 +147,7 @@ class ContentStore:
                 Incoming(self._incoming / str(next(self._names)), sha256=sha256, nbytes=nbytes)
                 for sha256, nbytes in blobs
             ]
-            self._coming |= {item.path.name: item.nbytes for item in coming}
+            self._coming |= {item.path.name: item for item in coming}
         return coming
 
     def accept(self, incoming: Incoming) -> str:
@@ -154,10 +166,10 @@ class ContentStore:
             target = self.path(actual)
             target.parent.mkdir(exist_ok=True)
             incoming.path.chmod(0o444)
-            incoming.path.rename(target)
-        with self._lock:
-            self._coming.pop(incoming.path.name, None)
-            self._blobs[actual] = Blob(nbytes=incoming.nbytes, used=next(self._uses))
+            with self._lock:
+                incoming.path.rename(target)
+                self._coming.pop(incoming.path.name, None)
+                self._blobs[actual] = Blob(nbytes=incoming.nbytes, used=next(self._uses))
         return actual
 
     def give_up(self, coming: Iterable[Incoming]) -> None:
@@ -200,10 +212,16 @@ class ContentStore:
                     self._drop([sha256])
         return wrong
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Say in our words that the disk does not take something."""
+        return writing(self._blobs_folder)
+
     def _make_room(self, needed: int) -> None:
-        coming = sum(self._coming.values())
+        coming = sum(incoming.nbytes for incoming in self._coming.values())
         taken = sum(blob.nbytes for blob in self._blobs.values())
-        free = shutil.disk_usage(self._incoming).free - SPARE_BYTES - coming
+        # What was written of them is not free any more.
+        unwritten = sum(incoming.missing for incoming in self._coming.values())
+        free = shutil.disk_usage(self._incoming).free - SPARE_BYTES - unwritten
         excess = needed - free
         if self._limit:
             excess = max(excess, taken + coming + needed - self._limit)
@@ -215,7 +233,7 @@ class ContentStore:
             raise InsufficientDisk(
                 f"the content store needs {needed / MIB:.1f} MiB more, {excess / MIB:.1f} MiB are missing: "
                 f"{kept / MIB:.1f} MiB of it are held by versions in use",
-                advice="give the engine's state volume more room (emptyDir sizeLimit, --store-bytes)",
+                advice="give the engine's state volume more room (emptyDir sizeLimit, --store-size)",
                 details={"neededMiB": f"{needed / MIB:.1f}", "missingMiB": f"{excess / MIB:.1f}"},
             )
         self._drop(gone)

@@ -40,6 +40,11 @@ class Incoming:
         """True when every byte has been written; pieces that overlap are the caller's mistake."""
         return self._missing == 0
 
+    @property
+    def missing(self) -> int:
+        """Bytes that have not been written yet."""
+        return self._missing
+
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Write a piece at a byte of the blob; nothing when it was closed meanwhile.
 

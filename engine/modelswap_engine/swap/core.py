@@ -372,10 +372,13 @@ class Core:
         for digest in set(digests) - self.held():
             for listener in self.listeners:
                 listener.discard(digest)
-        held = self.held()
-        await self.store.prune(held)
+        await self.store.prune(self.held())
+        await self.retain()
+
+    async def retain(self) -> None:
+        """Tell the sources which versions are in use: live, retained, about to be either, or fetched ahead."""
         ahead = {found.digest for found in self.prefetched if found.digest}
-        await self.sources.retain(held | self.store.pinned() | ahead)
+        await self.sources.retain(self.held() | self.store.pinned() | ahead)
 
     def serves(self, digest: str) -> bool:
         """Say whether a request that was let in to this version can be handed to the engine."""

@@ -5,12 +5,13 @@ engine. A version that cannot be had is tried again; what was asked for before a
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from modelswap_engine.protocol.errors import Cancelled, ModelswapError
+from modelswap_engine.protocol.errors import Cancelled, Internal, ModelswapError
 from modelswap_engine.protocol.messages import PlanRequest, VersionRef
 from modelswap_engine.protocol.prefetch import PrefetchPhase, PrefetchRequest, PrefetchState
 from modelswap_engine.sources.port import Brought
@@ -21,6 +22,9 @@ from modelswap_engine.swap.plan import ReadTensors
 from modelswap_engine.swap.planner import assess
 
 RETRY_SECONDS: Final = 60.0
+LONGEST_RETRY_SECONDS: Final = 960.0
+
+log = logging.getLogger("modelswap.swap")
 
 
 class Prefetch:
@@ -58,15 +62,16 @@ class Prefetch:
         self._core.spawn(self._work(self._superseded))
 
     async def _work(self, superseded: asyncio.Future[None]) -> None:
-        core = self._core
+        core, pause = self._core, RETRY_SECONDS
+        await core.retain()  # what is not wanted any more makes room
         while not superseded.done():
-            due = [found for found in core.prefetched if found.phase is not PrefetchPhase.FETCHED]
-            for found in due:
+            for found in [found for found in core.prefetched if _due(found)]:
                 if not superseded.done():
                     await self._one(found.target, superseded)
-            if not any(found.phase is PrefetchPhase.FAILED for found in core.prefetched):
+            if not any(_due(found) for found in core.prefetched):
                 return
-            await core.clock.sleep(RETRY_SECONDS)
+            await core.clock.sleep(pause)
+            pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
     async def _one(self, target: VersionRef, superseded: asyncio.Future[None]) -> None:
         core = self._core
@@ -85,8 +90,14 @@ class Prefetch:
                 target, phase=PrefetchPhase.FETCHED, bytes_fetched=brought.source, bytes_from_peers=brought.peers
             )
         except ModelswapError as error:
-            if not superseded.done():
-                self._note(target, phase=PrefetchPhase.FAILED, error=error.body())
+            self._failed(target, error, superseded)
+        except Exception as error:
+            log.error("a version could not be fetched ahead", exc_info=error)
+            self._failed(target, Internal(f"it failed by a defect: {type(error).__name__}"), superseded)
+
+    def _failed(self, target: VersionRef, error: ModelswapError, superseded: asyncio.Future[None]) -> None:
+        if not superseded.done():
+            self._note(target, phase=PrefetchPhase.FAILED, error=error.body())
 
     def _note(self, target: VersionRef, **changes: object) -> None:
         core = self._core
@@ -94,3 +105,10 @@ class Prefetch:
             msgspec.structs.replace(found, **changes) if found.target == target else found for found in core.prefetched
         ]
         core.touch()
+
+
+def _due(found: PrefetchState) -> bool:
+    """Say whether it is worth trying: what was refused for good is not, until it is asked for anew."""
+    if found.phase is PrefetchPhase.FAILED and found.error is not None:
+        return found.error.retryable
+    return found.phase is not PrefetchPhase.FETCHED

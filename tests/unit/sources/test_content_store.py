@@ -171,3 +171,14 @@ def test_a_file_is_not_closed_under_who_writes_to_it(tmp_path: Path, monkeypatch
         work.result(10)
         incoming.write(2, b"aa")
     assert not list((tmp_path / "incoming").iterdir())
+
+
+def test_what_was_written_is_counted_against_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    (incoming,) = store.expect([("", 10**6)])
+    incoming.write(0, bytes(10**6 - 10))
+    free = 64 * 2**20 + 20  # what is spared, and a little more than what is still to come
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - free, free))
+    store.put(sha256(b"small"), b"small")
+    with pytest.raises(InsufficientDisk):
+        store.expect([("", 20)])

@@ -1,8 +1,13 @@
 """Checkpoints that lie elsewhere: what travels, what is believed, what is kept. The place is in memory."""
 
+import asyncio
+import errno
 import hashlib
+import itertools
+import os
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,9 +30,11 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.port import Brought
 from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
+from modelswap_engine.sources.remote.folders import Folders
 from modelswap_engine.sources.remote.records import Records
 from modelswap_engine.sources.remote.source import RemoteSource
 from modelswap_engine.store.content import ContentStore
+from modelswap_engine.store.incoming import Incoming
 from tests.support.checkpoints import TENSORS, Tensor, write_checkpoint
 from tests.support.memory_places import MemoryPlaces
 
@@ -431,3 +438,93 @@ async def test_an_adapter_that_is_none_says_what_is_missing(world: World, places
     places.upload(URI, write_checkpoint(tmp_path / "a"))
     with pytest.raises(UnsupportedFormat, match=r"adapter_config\.json"):
         await world.source.open_adapter(URI)
+
+
+# What a review has found.
+
+
+async def test_a_disk_that_fails_is_no_fault_of_the_version(
+    world: World, places: MemoryPlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    resolved = await world.source.resolve(URI)
+    write, calls = os.pwrite, itertools.count(1)
+
+    def failing(fd: int, data: memoryview, at: int) -> int:
+        if next(calls) == 3:
+            raise OSError(errno.EIO, "I/O error")
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", failing)
+    places.piece = 1000
+    with pytest.raises(SourceUnreadable, match="I/O error"):
+        await resolved.obtain(list(MANY))
+    await resolved.obtain(list(MANY))
+    assert world.holds(built)
+
+
+async def test_room_that_is_made_for_who_has_gone_is_given_back(
+    world: World, places: MemoryPlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    resolved = await world.source.resolve(URI)
+    begun, go_on = threading.Event(), threading.Event()
+    expect = world.store.expect
+
+    def slow(blobs: Sequence[tuple[str, int]]) -> list[Incoming]:
+        begun.set()
+        go_on.wait(10)
+        return expect(blobs)
+
+    monkeypatch.setattr(world.store, "expect", slow)
+    task = asyncio.create_task(resolved.obtain(list(MANY)))
+    await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    go_on.set()
+    async with asyncio.timeout(10):
+        while next(world.store._names) == 1 or world.store._coming:  # the thread says so in no other way
+            await asyncio.sleep(0.01)
+
+
+async def test_two_that_want_one_version_fetch_it_once(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    first, second = [await world.source.resolve(URI) for _ in range(2)]
+    places.forget()
+    brought = await asyncio.gather(first.obtain(list(MANY)), second.obtain(list(MANY)))
+    assert sum(item.source for item in brought) == built.total_bytes
+    assert sum(places.given.values()) == built.total_bytes
+
+
+async def test_a_blob_that_is_gone_is_fetched_again(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    resolved = await world.source.resolve(URI)
+    await resolved.obtain(list(MANY))
+    world.store.path(built.tensors[3].sha256).unlink()
+    assert (await resolved.obtain(list(MANY))).source == 64
+    assert world.holds(built)
+
+
+async def test_the_last_adapters_are_kept_and_no_more(
+    world: World, places: MemoryPlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelswap_engine.sources.remote.source.ADAPTERS_HELD", 2)
+    for number in range(4):
+        folder = write_checkpoint(
+            tmp_path / str(number), {"a": ("U8", (4,), bytes([number] * 4))}, side_files={"adapter_config.json": b"{}"}
+        )
+        (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+        opened = await world.source.open_adapter(places.upload(f"mem://bucket/chat/{number}", folder))
+        await opened.hash()
+    assert len(world.store.holders()) == 2
+
+
+async def test_credentials_go_to_no_other_server(tmp_path: Path, places: MemoryPlaces) -> None:
+    allowed = Allowed(["mem://corp", "mem://vendor"], credentials=[("theirs", "mem://vendor")])
+    places.folders = {"mem://corp/m": {}, "mem://corp/base": {}, "mem://vendor/base": {}}
+    folders = Folders(places, "mem://corp/m", credentials="ours", allowed=allowed)
+    seen = []
+    for place in ("", "mem://corp/base", "mem://vendor/base"):
+        await folders(place)
+        seen.append(places.credentials)
+    assert seen == ["ours", "ours", "theirs"]

@@ -83,3 +83,36 @@ async def test_asking_again_for_the_same_changes_nothing(world):
 async def test_another_pods_order_is_refused(world):
     with pytest.raises(WrongPod):
         world.coordinator.prefetch(PrefetchRequest(fence=Fence(pod_uid="another"), targets=[world.template]))
+
+
+async def test_what_is_refused_for_good_is_not_asked_for_again_and_again(world):
+    bad = world.publish("2.0", checkpoint(q=b"longer than before"))
+    ask(world, bad)
+    await world.clock.settle()
+    assert phases(world) == [PHASE.FAILED]
+    asked = len(world.sources.resolved)
+    await world.clock.advance(100 * RETRY_SECONDS)
+    assert len(world.sources.resolved) == asked
+
+
+async def test_one_that_stays_away_is_asked_for_less_and_less(world):
+    away = world.publish("2.0", checkpoint(q=b"AAAA"))
+    world.sources.errors[away.uri] = SourceUnreadable("503")
+    ask(world, away)
+    await world.clock.settle()
+    asked = len(world.sources.resolved)
+    await world.clock.advance(30 * RETRY_SECONDS)
+    assert len(world.sources.resolved) - asked == 4
+
+
+async def test_a_defect_of_ours_does_not_look_like_work(world):
+    target = world.publish("1.1", checkpoint(q=b"QQQQ"))
+
+    async def defect(uri, **asked):
+        raise RuntimeError("oh")
+
+    world.sources.resolve = defect
+    ask(world, target)
+    await world.clock.settle()
+    assert phases(world) == [PHASE.FAILED]
+    assert world.state.prefetch[0].error.code == "Internal"

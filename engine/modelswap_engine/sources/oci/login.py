@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from yarl import URL
 
-from modelswap_engine.protocol.errors import SourceDenied, SourceNotAllowed, SourceUnreadable
+from modelswap_engine.protocol.errors import SourceDenied, SourceUnreadable
 from modelswap_engine.sources.web.answers import Target
 from modelswap_engine.sources.web.authorization import PASSWORD, USER, Fixed, basic, bearer
 from modelswap_engine.sources.web.ranges import Reader
@@ -79,7 +79,7 @@ class RegistryLogin:
         except ValueError:
             url = URL()
         if not url.host or url.scheme not in ({"https", "http"} if self._plain else {"https"}):
-            raise SourceNotAllowed(f"{where}: it sends for tokens to no https address", advice="look at the registry")
+            raise SourceDenied(f"{where}: it sends for tokens to no https address", advice="look at the registry")
         query = {"scope": f"repository:{self._repository}:pull"} | {k: asked[k] for k in ("service",) if k in asked}
         target = Target(
             url=url.with_user(None).update_query(query),

@@ -1,7 +1,6 @@
 """A LoRA adapter elsewhere: its config and its header were read; its tensors are fetched to be hashed."""
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 from modelswap_engine.backends.port import TensorRange
@@ -24,6 +23,7 @@ class RemoteAdapter:
         store: where bytes come to.
         fetcher: brings them.
         folders: opens the place again.
+        keep: keeps blobs from making room for others, as long as they are among the last.
     """
 
     def __init__(
@@ -35,21 +35,18 @@ class RemoteAdapter:
         store: ContentStore,
         fetcher: Fetcher,
         folders: Callable[[], Folders],
+        keep: Callable[[frozenset[str]], None],
     ) -> None:
         self.config = config
         self.tensors: Mapping[str, TensorEntry] = {entry.name: entry for entry in tensors}
         self._places = places
-        self._store, self._fetcher, self._folders = store, fetcher, folders
+        self._store, self._fetcher, self._folders, self._keep = store, fetcher, folders, keep
 
     async def hash(self) -> dict[str, str]:
-        """Fetch all tensors and return name → sha256.
-
-        They are held under a name that follows from them, until another set of versions and adapters is retained.
-        """
+        """Fetch all tensors and return name → sha256."""
         async with self._folders() as folders:
             hashes, _ = await self._fetcher.fetch(list(self.tensors.values()), open_folder=folders, places=self._places)
-        name = hashlib.sha256("".join(sorted(hashes.values())).encode()).hexdigest()
-        await asyncio.to_thread(self._store.hold, f"adapter:{name}", frozenset(hashes.values()))
+        await asyncio.to_thread(self._keep, frozenset(hashes.values()))
         return hashes
 
     def range_of(self, entry: TensorEntry, *, sha256: str) -> TensorRange:
@@ -65,7 +62,13 @@ class RemoteAdapter:
         )
 
 
-async def open_adapter(make_folders: Callable[[], Folders], *, store: ContentStore, fetcher: Fetcher) -> RemoteAdapter:
+async def open_adapter(
+    make_folders: Callable[[], Folders],
+    *,
+    store: ContentStore,
+    fetcher: Fetcher,
+    keep: Callable[[frozenset[str]], None],
+) -> RemoteAdapter:
     """Read the config and the header of an adapter.
 
     Raises:
@@ -91,4 +94,5 @@ async def open_adapter(make_folders: Callable[[], Folders], *, store: ContentSto
         store=store,
         fetcher=fetcher,
         folders=make_folders,
+        keep=keep,
     )

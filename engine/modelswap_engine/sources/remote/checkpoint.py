@@ -34,6 +34,7 @@ class RemoteCheckpoint:
         fetcher: brings them from the source.
         sharing: brings them from other pods, before that.
         folders: opens the places again.
+        turn: of whoever fetches this version, ahead or for a swap, so that nothing travels twice.
     """
 
     def __init__(
@@ -49,17 +50,24 @@ class RemoteCheckpoint:
         fetcher: Fetcher,
         sharing: Sharing,
         folders: Callable[[], Folders],
+        turn: asyncio.Lock,
     ) -> None:
         self.uri, self.credentials, self.manifest, self.header_bytes = uri, credentials, manifest, header_bytes
         self.evidence = evidence
         self._places = places
         self._store, self._fetcher, self._sharing, self._folders = store, fetcher, sharing, folders
+        self._turn = turn
 
     async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> Brought:
         """Fetch what the store does not have."""
+        async with self._turn:
+            return await self._obtain(names, travelled)
+
+    async def _obtain(self, names: Iterable[str], travelled: Travelled | None) -> Brought:
         entries = {self.manifest.by_name[name].sha256: self.manifest.by_name[name] for name in names}
         # Whatever of this version is here already must not make room for the rest of it.
         await asyncio.to_thread(self._store.hold, self.manifest.digest, self._hashes)
+        await asyncio.to_thread(self._store.look, entries)
         missing = [entries[sha256] for sha256 in sorted(self._store.missing(entries))]
         if not missing:
             return Brought()

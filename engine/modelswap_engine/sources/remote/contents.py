@@ -58,7 +58,7 @@ async def read_remote(open_folder: OpenFolder) -> RemoteContents:
             f"{folder.uri}: no checkpoint is there", advice="check the address, and that it was uploaded"
         )
     shipped = await reader.whole("", MANIFEST_FILE, limit=MAX_MANIFEST_BYTES)
-    manifest = manifests.decode(shipped) if shipped is not None else None
+    manifest = await asyncio.to_thread(manifests.decode, shipped) if shipped is not None else None
     tensors = await (reader.listed(manifest) if manifest is not None else reader.laid_out())
     if not tensors:
         refuse("the checkpoint has no tensors", file=SINGLE_FILE)

@@ -15,8 +15,10 @@ from modelswap_engine.checkpoint.crew import cores
 from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.protocol.errors import ManifestMismatch, ModelswapError, SourceUnreadable
 from modelswap_engine.sources.remote.contents import OpenFolder, Places, all_of
+from modelswap_engine.sources.remote.port import RETRY_AFTER
+from modelswap_engine.sources.remote.reserving import expected
 from modelswap_engine.sources.remote.spans import Span, Wanted, plan_spans
-from modelswap_engine.store.content import ContentStore, writing
+from modelswap_engine.store.content import ContentStore
 from modelswap_engine.store.incoming import Incoming
 
 ROUNDS: Final = 2
@@ -82,12 +84,11 @@ class Fetcher:
         """
         # A tensor that occurs twice travels once; one without a hash is only like itself.
         distinct = list({entry.sha256 or f"?{entry.name}": entry for entry in entries}.values())
-        coming = await asyncio.to_thread(self._store.expect, [(entry.sha256, entry.nbytes) for entry in distinct])
-        run = _Run(self, distinct, coming, open_folder=open_folder, places=places, travelled=travelled)
-        try:
-            await run.all()
-        finally:
-            await asyncio.to_thread(self._store.give_up, coming)
+        async with expected(self._store, [(entry.sha256, entry.nbytes) for entry in distinct]) as coming:
+            run = _Run(self, distinct, coming, open_folder=open_folder, places=places, travelled=travelled)
+            # What the disk does not take is no fault of the source: it ends the fetch, and is not written again.
+            with self._store.writing():
+                await run.all()
         hashes = {entry.sha256 or f"?{entry.name}": run.hashes[index] for index, entry in enumerate(distinct)}
         return {entry.name: hashes[entry.sha256 or f"?{entry.name}"] for entry in entries}, run.bytes
 
@@ -147,7 +148,7 @@ class _Run:
                     raise SourceUnreadable("it broke off")
             except SourceUnreadable as error:
                 failures += 1
-                if failures >= self._fetcher._settings.attempts:
+                if failures >= self._fetcher._settings.attempts or error.details.get(RETRY_AFTER):
                     raise self._told(error, span, done) from None
                 await self._fetcher._pause(failures)
             except ModelswapError as error:
@@ -167,8 +168,7 @@ class _Run:
             first, last = max(piece.skip, done), min(piece.skip + piece.nbytes, done + len(data))
             if first < last:
                 incoming = self._coming[int(piece.key)]
-                with writing(incoming.path.parent):
-                    incoming.write(piece.at + first - piece.skip, data[first - done : last - done])
+                incoming.write(piece.at + first - piece.skip, data[first - done : last - done])
 
     async def _accept(self, numbers: Sequence[int]) -> None:
         async def hashed(number: int) -> None:

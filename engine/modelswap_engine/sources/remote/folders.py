@@ -1,6 +1,7 @@
 """The folders that one version's bytes lie in: its own, and those that its manifest names; opened once, when needed."""
 
 import asyncio
+from urllib.parse import urlsplit
 
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.remote.port import Folder, Opener
@@ -12,7 +13,7 @@ class Folders:
     Args:
         opener: of the URI's scheme.
         uri: of the version.
-        credentials: named for it; without, each place has those of its prefix.
+        credentials: named for it; other places, and all where none are named, have those of their prefixes.
         allowed: which places may be read.
     """
 
@@ -30,9 +31,13 @@ class Folders:
             if place not in self._open:
                 uri = place or self._uri
                 self._allowed.check(uri)
-                credentials = self._credentials or self._allowed.credentials(uri)
-                self._open[place] = await self._opener.open(uri, credentials=credentials)
+                self._open[place] = await self._opener.open(uri, credentials=self._credentials_for(uri))
             return self._open[place]
+
+    def _credentials_for(self, uri: str) -> str:
+        # Whoever writes a manifest must not have them sent to another server.
+        own = urlsplit(uri)[:2] == urlsplit(self._uri)[:2]
+        return (self._credentials if own else "") or self._allowed.credentials(uri)
 
     async def __aenter__(self) -> "Folders":
         return self

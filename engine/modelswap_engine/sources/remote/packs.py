@@ -21,6 +21,7 @@ from modelswap_engine.delta.plan import Route, plan
 from modelswap_engine.protocol.errors import Cancelled, ModelswapError, SourceUnreadable
 from modelswap_engine.sources.remote.contents import read_range
 from modelswap_engine.sources.remote.port import FileStat, Folder
+from modelswap_engine.sources.remote.reserving import expected
 from modelswap_engine.store.content import ContentStore, writing
 from modelswap_engine.store.incoming import Incoming
 
@@ -45,16 +46,17 @@ async def make(missing: Sequence[TensorEntry], *, folder: Folder, store: Content
         folder: of the version.
         store: what is held, and where tensors go.
         digests: of versions that the store may have.
-
-    Raises:
-        InsufficientDisk: the store cannot hold them.
     """
-    if not missing:
+    if not missing or not digests:
         return 0
     run = _Run(folder, store)
     try:
         routes = await run.routes(missing, [pack_name(digest) for digest in digests])
         await run.all({sha256: route for sha256, route in routes.items() if route.links}, missing)
+    except Cancelled:
+        raise
+    except ModelswapError as error:  # a right to look, or the room: the tensors themselves may be had all the same
+        log.warning("%s: its packs are not used: %s", folder.uri, error.message)
     finally:
         run.end()
     return run.read_bytes
@@ -117,12 +119,13 @@ class _Run:
         holder = f"packs:{id(self)}"
         bases = {route.links[0].entry.base for route in routes.values()} - {""}
         await asyncio.to_thread(self.store.hold, holder, bases)
-        coming = await asyncio.to_thread(self.store.expect, [(entry.sha256, entry.nbytes) for entry in wanted])
         try:
-            await asyncio.gather(*(self._made(item, routes[item.sha256]) for item in coming))
+            async with expected(self.store, [(entry.sha256, entry.nbytes) for entry in wanted]) as coming:
+                try:
+                    await asyncio.gather(*(self._made(item, routes[item.sha256]) for item in coming))
+                finally:
+                    self._stop.set()
         finally:
-            self._stop.set()
-            await asyncio.to_thread(self.store.give_up, coming)
             self.store.let_go(holder)
 
     async def _made(self, incoming: Incoming, route: Route[str]) -> None:

@@ -5,9 +5,12 @@ knows no protocol. What an opener raises is what a person is told, so it names t
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
+
+RETRY_AFTER: Final = "retryAfterSeconds"
+"""In the details of an error: the place asked for a longer pause than anybody waits here; it is not asked again now."""
 
 
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):

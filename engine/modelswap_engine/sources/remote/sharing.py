@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 from modelswap_engine.checkpoint.manifest import TensorEntry
+from modelswap_engine.sources.remote.reserving import expected
 from modelswap_engine.store.content import ContentStore, writing
 from modelswap_engine.store.incoming import Incoming
 
@@ -79,12 +80,9 @@ async def take(
     if sharing is NOBODY:
         return 0
     wanted = [(entry.sha256, entry.nbytes) for entry in missing if entry.nbytes]
-    coming = await asyncio.to_thread(store.expect, wanted)
-    sink = _Arriving(store, {incoming.sha256: incoming for incoming in coming}, travelled=travelled)
-    try:
+    async with expected(store, wanted) as coming:
+        sink = _Arriving(store, {incoming.sha256: incoming for incoming in coming}, travelled=travelled)
         await sharing.bring(wanted, sink)
-    finally:
-        await asyncio.to_thread(store.give_up, coming)
     return sink.bytes
 
 

@@ -6,8 +6,11 @@ Without a manifest at the source all bytes travel once, and are known by the rev
 
 import asyncio
 import contextlib
+import hashlib
+from collections import deque
 from collections.abc import Collection
 from functools import partial
+from weakref import WeakValueDictionary
 
 from modelswap_engine.checkpoint import build
 from modelswap_engine.checkpoint import manifest as manifests
@@ -25,6 +28,8 @@ from modelswap_engine.sources.remote.sharing import NOBODY, Sharing
 from modelswap_engine.store.content import ContentStore
 
 ADAPTERS = "adapter:"
+ADAPTERS_HELD = 64
+"""Of so many adapters, the last ones, the blobs are kept from making room."""
 
 
 class RemoteSource:
@@ -55,6 +60,8 @@ class RemoteSource:
         self._records = records
         self._fetcher = fetcher
         self._sharing = sharing
+        self._adapters: deque[str] = deque()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> RemoteCheckpoint:
         """Find and validate the checkpoint at a URI; one that is known by its pin is not asked for."""
@@ -97,7 +104,14 @@ class RemoteSource:
             fetcher=self._fetcher,
             sharing=self._sharing,
             folders=partial(self._folders, uri, credentials),
+            turn=self._turn(manifest.digest),
         )
+
+    def _turn(self, digest: str) -> asyncio.Lock:
+        turn = self._turns.get(digest)
+        if turn is None:
+            turn = self._turns[digest] = asyncio.Lock()
+        return turn
 
     def _folders(self, uri: str, credentials: str) -> Folders:
         return Folders(self._opener, uri, credentials=credentials, allowed=self._allowed)
@@ -106,7 +120,8 @@ class RemoteSource:
         self, contents: RemoteContents, folders: Folders, known: tuple[Found, Manifest] | None, *, digest: str
     ) -> Manifest:
         if contents.manifest is not None:
-            build.check_shipped(contents.manifest, contents, file=MANIFEST_FILE)
+            check = partial(build.check_shipped, contents.manifest, contents, file=MANIFEST_FILE)
+            await asyncio.to_thread(check)
             return contents.manifest
         revision = revision_of(contents.places)
         if known is not None and revision and revision == known[0].revision:
@@ -129,7 +144,20 @@ class RemoteSource:
     async def open_adapter(self, uri: str, *, credentials: str = "") -> RemoteAdapter:
         """Find the LoRA adapter at a URI and read its header."""
         self._allowed.check(uri)
-        return await open_adapter(partial(self._folders, uri, credentials), store=self._store, fetcher=self._fetcher)
+        return await open_adapter(
+            partial(self._folders, uri, credentials),
+            store=self._store,
+            fetcher=self._fetcher,
+            keep=self._keep_adapter,
+        )
+
+    def _keep_adapter(self, hashes: frozenset[str]) -> None:
+        holder = ADAPTERS + hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()
+        self._store.hold(holder, hashes)
+        if holder not in self._adapters:
+            self._adapters.append(holder)
+        while len(self._adapters) > ADAPTERS_HELD:
+            self._store.let_go(self._adapters.popleft())
 
     async def retain(self, digests: Collection[str]) -> None:
         """Let go of versions that are not in use; their blobs stay until the room is wanted."""

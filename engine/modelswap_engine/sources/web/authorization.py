@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from modelswap_engine.protocol.errors import SourceNotAllowed
+from modelswap_engine.protocol.errors import SourceDenied
 
 TOKEN: Final = "token"  # noqa: S105 - a name
 USER: Final = "username"
@@ -49,10 +49,10 @@ def bearer(token: str) -> str:
     """Return the header for a token.
 
     Raises:
-        SourceNotAllowed: it cannot be a token.
+        SourceDenied: it cannot be a token.
     """
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise SourceNotAllowed("the mounted token has characters that no token has", advice="look at the Secret")
+        raise SourceDenied("the mounted token has characters that no token has", advice="look at the Secret")
     return f"Bearer {token}"
 
 

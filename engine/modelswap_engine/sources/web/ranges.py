@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractResolver
 
 from modelswap_engine.protocol.errors import SourceUnreadable
 from modelswap_engine.sources.credentials import CA
-from modelswap_engine.sources.remote.port import FileStat
+from modelswap_engine.sources.remote.port import RETRY_AFTER, FileStat
 from modelswap_engine.sources.web.answers import GONE, Target, check_part, revision_of, trouble, wanted, whole_size
 from modelswap_engine.sources.web.client import Answer, Web
 from modelswap_engine.sources.web.patience import Passing, Patience
@@ -144,6 +144,8 @@ class Reader:
         settings = self._settings
         pause = settings.patience.pause(failures, after=passing.after, chance=settings.chance())
         if pause is None:
+            if passing.after > settings.patience.longest:
+                passing.error.details[RETRY_AFTER] = f"{passing.after:.0f}"
             raise passing.error from None
         await settings.sleep(pause)
 
