@@ -8,7 +8,15 @@ from pathlib import Path
 from modelswap_engine.backends.embedded.backend import EmbeddedBackend
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.protocol.engine_state import RankState
-from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Fence, SwapRequest, SwapStatus, VersionRef
+from modelswap_engine.protocol.messages import (
+    CheckRequest,
+    CheckResult,
+    Fence,
+    ReleaseRequest,
+    SwapRequest,
+    SwapStatus,
+    VersionRef,
+)
 from modelswap_engine.protocol.policy import Traffic, TrafficMode
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
@@ -72,6 +80,12 @@ class Ranked:
         status = [status async for status in self.coordinator.watch(request.operation_id)][-1]
         self._faults.write_text("")
         return status
+
+    async def forget_previous(self) -> None:
+        """Give up the version that is retained, so that a swap to it has something to read."""
+        state = self.coordinator.state()
+        if state.previous is not None:
+            await self.coordinator.release(ReleaseRequest(fence=Fence(owner_uid="cli", revision=state.revision)))
 
     async def whole(self) -> None:
         """Return when every rank has proved what is live."""

@@ -93,6 +93,7 @@ async def test_a_rank_that_dies_or_hangs_takes_both_back_and_is_caught_up(
 ) -> None:
     engine = engines[layout]
     await old_version(engine, checkpoints)
+    await engine.forget_previous()
     before = [rank.boot_id for rank in engine.backend.ranks()]
     await survives(engine, checkpoints, fault)
     after = [rank.boot_id for rank in engine.backend.ranks()]
