@@ -196,7 +196,9 @@ class ObjectFolder:
 
 
 def _stat(meta: Any) -> FileStat:
-    return FileStat(size=meta["size"], revision=meta["e_tag"] or meta["version"] or "")
+    tag = (meta["e_tag"] or "").strip('"')
+    # In quotes everywhere: a list may leave out those that an answer and a condition have.
+    return FileStat(size=meta["size"], revision=f'"{tag}"' if tag else meta["version"] or "")
 
 
 def means_denied(text: str) -> bool:
