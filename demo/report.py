@@ -11,7 +11,7 @@ from typing import Any
 from demo.answers import Summary
 from demo.console import megabytes, milliseconds
 from modelswap_engine.protocol.engine_state import EngineState
-from modelswap_engine.protocol.messages import Plan
+from modelswap_engine.protocol.messages import Plan, SwapStatus
 from tests.support.cluster.provider import Cluster
 from tests.support.stack import Pod
 
@@ -47,7 +47,8 @@ def swap_lines(facts: Facts) -> Iterator[str]:
         yield f"pod {pod.name} (UID {pod.uid}, since {pod.started}, {pod.restarts} restarts)"
         if swap is not None:
             yield (
-                f"    fetched {megabytes(swap.bytes_fetched)}, stop latency {milliseconds(swap.stop_latency_seconds)}, "
+                f"    fetched {megabytes(swap.bytes_fetched)}{_shared(swap)}, "
+                f"stop latency {milliseconds(swap.stop_latency_seconds)}, "
                 f"commit window {swap.commit_window_microseconds or 0:.0f} µs, "
                 f"gate closed {milliseconds(swap.pause_seconds)}"
             )
@@ -92,6 +93,7 @@ def as_dict(facts: Facts, *, kind: str, version: str) -> dict[str, Any]:
                 "stopLatencySeconds": state.operation.stop_latency_seconds if state.operation else None,
                 "commitWindowMicroseconds": state.operation.commit_window_microseconds if state.operation else None,
                 "bytesFetched": state.operation.bytes_fetched if state.operation else None,
+                "bytesFromPeers": state.operation.bytes_from_peers if state.operation else None,
             }
             for pod, state in facts.pods
         ],
@@ -106,6 +108,11 @@ def as_dict(facts: Facts, *, kind: str, version: str) -> dict[str, Any]:
         "refused": facts.refused,
         "cluster": {"kind": kind, "version": version},
     }
+
+
+def _shared(swap: SwapStatus) -> str:
+    """Say what came from other pods, where something did."""
+    return f" and {megabytes(swap.bytes_from_peers)} from another pod" if swap.bytes_from_peers else ""
 
 
 def _plan(facts: Facts) -> Plan | None:

@@ -52,6 +52,7 @@ def test_the_file_has_the_fields_that_its_readers_were_promised() -> None:
             "stopLatencySeconds": 0.019,
             "commitWindowMicroseconds": 130.0,
             "bytesFetched": 7_000_000,
+            "bytesFromPeers": 0,
         }
     ]
     assert document["changed"] == {"tensors": 9, "bytes": 7_000_000}
