@@ -31,6 +31,7 @@ from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.port import Brought
 from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
 from modelswap_engine.sources.remote.folders import Folders
+from modelswap_engine.sources.remote.port import RETRY_AFTER
 from modelswap_engine.sources.remote.records import Records
 from modelswap_engine.sources.remote.source import RemoteSource
 from modelswap_engine.store.content import ContentStore
@@ -528,3 +529,14 @@ async def test_credentials_go_to_no_other_server(tmp_path: Path, places: MemoryP
         await folders(place)
         seen.append(places.credentials)
     assert seen == ["ours", "ours", "theirs"]
+
+
+async def test_a_place_that_asks_for_a_long_pause_is_left_alone(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    publish(places, write_checkpoint(tmp_path / "a", MANY), URI)
+    resolved = await world.source.resolve(URI)
+    places.faults.append(lambda name, at, stop: SourceUnreadable("429", details={RETRY_AFTER: "300"}))
+    with pytest.raises(SourceUnreadable, match="429"):
+        await resolved.obtain(list(MANY))
+    assert not world.pauses

@@ -116,3 +116,13 @@ async def test_a_defect_of_ours_does_not_look_like_work(world):
     await world.clock.settle()
     assert phases(world) == [PHASE.FAILED]
     assert world.state.prefetch[0].error.code == "Internal"
+
+
+async def test_what_is_taken_off_the_list_makes_room_at_once(world):
+    first, second = world.publish("2.0", checkpoint(q=b"AAAA")), world.publish("2.1", checkpoint(q=b"BBBB"))
+    ask(world, first)
+    await world.clock.settle()
+    ask(world, second)
+    await world.clock.settle()
+    assert first.digest not in world.sources.retained
+    assert world.template.digest in world.sources.retained
