@@ -71,12 +71,6 @@ class ContentStore:
 
     # What is there.
 
-    @property
-    def used_bytes(self) -> int:
-        """What all blobs take together."""
-        with self._lock:
-            return sum(blob.nbytes for blob in self._blobs.values())
-
     def missing(self, hashes: Iterable[str]) -> set[str]:
         """Return those that are not here."""
         with self._lock:

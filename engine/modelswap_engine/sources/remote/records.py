@@ -72,12 +72,6 @@ class Records:
             return manifest if manifest.digest == found.digest else None
         return None
 
-    def digests(self) -> list[str]:
-        """Return the versions whose manifests are here."""
-        with contextlib.suppress(OSError):
-            return [f"sha256:{entry.stem}" for entry in self._manifests.glob("*.json")]
-        return []
-
     def keep(self, found: Found, manifest: Manifest) -> None:
         """Remember a version and where it is; a disk that does not take it is no failure."""
         with contextlib.suppress(OSError):
