@@ -169,7 +169,7 @@ def test_what_breaks_off_goes_on(bucket: Bucket, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "a", large())
     bucket.proxy.inject(Answer(400), path=MANIFEST_FILE, method="PUT", times=1)
     failed = run("publish", folder, bucket.uri("chat/1"))
-    assert isinstance(failed.exception, PublishFailed)
+    assert isinstance(failed.exception, PublishFailed), (failed.output, failed.exception)
     assert "manifest.json, bytes 0 to" in failed.exception.message
     bucket.proxy.forget()
     again = run("publish", folder, bucket.uri("chat/1"), "-o", "json")
@@ -192,7 +192,7 @@ def test_a_file_that_lasts_to_fail_is_aborted(bucket: Bucket, tmp_path: Path) ->
     folder = write_checkpoint(tmp_path / "a", large())
     bucket.proxy.inject(Answer(400, {}, b"no"), path="partNumber=2", method="PUT")
     failed = run("publish", folder, bucket.uri("chat/1"))
-    assert isinstance(failed.exception, PublishFailed)
+    assert isinstance(failed.exception, PublishFailed), (failed.output, failed.exception)
     assert f"{SINGLE}, bytes 0 to" in failed.exception.message
     assert bucket.names("chat/1") <= {"config.json"}
     assert bucket.proxy.asked("uploadId", method="DELETE"), "its parts are not left behind"

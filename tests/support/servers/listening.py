@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from tests.support.processes import Child
 
@@ -13,14 +14,16 @@ _SECONDS = 30.0
 
 
 def listening(name: str, command: Sequence[str], *, port: int, home: Path) -> Child:
-    """Start a program with its output in a log below `home`, and wait until it accepts connections.
+    """Start a program with its output in a log below `home`, and wait until it listens itself.
+
+    That something accepts connections there would not do: it may be somebody else's, and this one about to fail.
 
     Raises:
         RuntimeError: it ended, or does not listen; with the end of its log.
     """
     child = Child(name, command, log=home / f"{name}.log")
     ends = time.monotonic() + _SECONDS
-    while not _accepts(port):
+    while not _listens(child.pid, port):
         child.check()
         if time.monotonic() > ends:
             child.kill()
@@ -29,7 +32,9 @@ def listening(name: str, command: Sequence[str], *, port: int, home: Path) -> Ch
     return child
 
 
-def _accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def _listens(pid: int, port: int) -> bool:
+    try:
+        sockets = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False  # it ended: asking the child says how
+    return any(found.status == psutil.CONN_LISTEN and found.laddr.port == port for found in sockets)

@@ -113,6 +113,7 @@ class FaultProxy:
         self.seen.append(seen)
         fault = next((rule.fault for rule in tuple(self._rules) if rule.takes(seen.method, seen.path)), None)
         if isinstance(fault, Answer):
+            await request.read()  # who is answered before all is sent may see a reset instead of the answer
             seen.status, seen.sent = fault.status, len(fault.body)
             return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
         if isinstance(fault, Stalled | Reset) and fault.after < 0:
