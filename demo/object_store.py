@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -59,9 +59,9 @@ class ObjectStore:
         allow = [f"s3://{BUCKET}/{self._folder}"]
         return {"sources": {"allow": allow, "credentials": [credentials], "store": {"sizeLimit": "2Gi"}}}
 
-    def publish(self, folder: Path, version: str, *, base: str = "") -> None:
+    def publish(self, folder: Path, version: str, *, base: str = "", options: Sequence[str] = ()) -> None:
         """Publish a checkpoint, and show how: all of it, or what is new in it."""
-        words = ["publish", str(folder), self.uri(version), *(("--base", self.uri(base)) if base else ())]
+        words = ["publish", str(folder), self.uri(version), *(("--base", self.uri(base)) if base else ()), *options]
         command(["modelswap", *words])
         with self._reached() as keys:
             subprocess.run([sys.executable, "-m", "modelswap_engine", *words], check=True, env={**os.environ, **keys})

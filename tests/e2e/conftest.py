@@ -93,7 +93,7 @@ def applied_slot(cluster: Cluster, models: Path) -> Iterator[Slot]:
     """Two pods whose ModelVersion Flux and Helm apply and delete.
 
     Apart from the others: a pod takes orders of another object only when the kubelet has shown it the release, which
-    takes a minute or two.
+    takes a while.
     """
     slot = Slot(cluster, name="applied", models=models)
     slot.install(replicas=2, model="v1", version="1.0", env={"MODELSWAP_FAULT": f"stage:delay={_STAGE_SECONDS}"})
