@@ -21,12 +21,14 @@ MODELS_IN_NODE = "/models"
 
 # The kubelet of 1.36 refuses hosts with cgroup v1 unless told otherwise; on v2 this says nothing.
 # A pod sees another ConfigMap in its mount within the sync's period, a minute unless told otherwise. No swap waits for
-# it, but pods that an object gives up and another takes over do.
+# it, but pods that an object gives up and another takes over do. Nor is there anything to be learnt from the seconds in
+# which a container that a test has killed is not started again.
 _KUBELET_PATCH = """\
 kind: KubeletConfiguration
 apiVersion: kubelet.config.k8s.io/v1beta1
 failCgroupV1: false
 syncFrequency: 10s
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 """
 # Not the usual 10.96.0.0/16: on some machines another kube-proxy has that one.
 _SERVICE_SUBNET = "10.97.0.0/16"
