@@ -23,6 +23,7 @@ from modelswap_engine.checkpoint.manifest import Provenance, check_provenance
 from modelswap_engine.protocol.errors import BadRequest, SourceUnreadable
 from modelswap_engine.publishing.anywhere import Anywhere
 from modelswap_engine.publishing.folder import read_folder
+from modelswap_engine.publishing.packing import PackOptions
 from modelswap_engine.publishing.plan import SHARD_BYTES
 from modelswap_engine.publishing.port import Version
 from modelswap_engine.publishing.publisher import Published
@@ -39,6 +40,8 @@ def publish(
     uri: str,
     *,
     base: str = "",
+    base_folder: str | Path | None = None,
+    delta: bool | None = None,
     version: str = "",
     side_files: Mapping[str, bytes] | str | Path | None = None,
     provenance: Mapping[str, str] | None = None,
@@ -56,6 +59,10 @@ def publish(
             copied out in small pieces; nobody may change them until this returns.
         uri: a new folder (``s3://``, ``gs://``, ``az://``, ``file://``), or with ``version`` the one above it.
         base: URI of a published version: only tensors that it does not have travel. Not for ``file://``.
+        base_folder: a local copy of the base, which is read for the pack; the base itself otherwise.
+        delta: whether what differs from the base is packed beside the version, for pods that hold the base: None
+            where that is at most half of it, and where it can be made; True in any case, or it fails; False never.
+            ``Published.pack`` says what became of it.
         version: name of the folder below ``uri``.
         side_files: config, tokenizer and so on, by name or all of them in a folder. They count beside those of a
             checkpoint folder and before them; with tensors, beside and before those of the base.
@@ -78,7 +85,9 @@ def publish(
     )
     places = Anywhere(credentials=credentials, credentials_dir=credentials_dir, allow=allow)
     folder = f"{uri.rstrip('/')}/{version}" if version else uri
-    return _finish(places.publish(make, folder, base=base, sign=sign, progress=progress))
+    copy = Path(base_folder) if base_folder is not None else None
+    pack = PackOptions(folder=copy, required=bool(delta)) if base and delta is not False else None
+    return _finish(places.publish(make, folder, base=base, pack=pack, sign=sign, progress=progress))
 
 
 def _version(

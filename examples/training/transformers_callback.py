@@ -27,6 +27,7 @@ class ServeCheckpoints(TrainerCallback):
     ) -> None:
         self.uri, self.base, self.timeout = uri, base, timeout
         self.model_version, self.namespace = model_version, namespace
+        self.published: Path | None = None
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Publish the checkpoint that was just written; training waits until it is served."""
@@ -34,9 +35,11 @@ class ServeCheckpoints(TrainerCallback):
             return
         label = f"step-{state.global_step}"
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        done = publish(folder, self.uri, version=label, base=self.base)
+        # What was published last may lie here still: what a pack is made from is then not fetched again.
+        copy = self.published if self.published is not None and self.published.is_dir() else None
+        done = publish(folder, self.uri, version=label, base=self.base, base_folder=copy)
         if not self.uri.startswith("file:"):
-            self.base = done.uri
+            self.base, self.published = done.uri, folder
         if self.model_version is not None:
             bumped = bump(
                 model_version=self.model_version,

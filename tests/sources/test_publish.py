@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import tracemalloc
 from pathlib import Path
 
@@ -10,12 +11,18 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from modelswap import publish as trainer
 from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.cli import diff, manifest, publish
+from modelswap_engine.delta.folder import apply_pack
+from modelswap_engine.delta.layout import pack_name
+from modelswap_engine.delta.local import opened_pack
 from modelswap_engine.protocol.errors import (
     AlreadyPublished,
+    BadRequest,
+    ManifestMismatch,
     PublishFailed,
     SourceDenied,
     SourceNotAllowed,
@@ -27,6 +34,7 @@ from modelswap_engine.publishing.folder import read_folder
 from modelswap_engine.publishing.objects import PART_BYTES, PARTS_AT_ONCE
 from modelswap_engine.publishing.publisher import FILES_AT_ONCE
 from tests.support.checkpoints import SINGLE, TENSORS, Tensor, write_checkpoint
+from tests.support.deltas import folder_of
 from tests.support.servers.faults import Answer, Reset, forbidden, throttled
 from tests.support.servers.fixtures import Proxied
 from tests.support.servers.hub import TOKEN, Hub
@@ -110,6 +118,7 @@ def test_a_version_and_what_is_new_in_the_next(bucket: Bucket, tmp_path: Path) -
         "filesSent": 2,
         "changedTensors": 4,
         "alreadyThere": False,
+        "pack": None,
     }
     assert bucket.read(f"chat/1/{SINGLE}") == (first / SINGLE).read_bytes()
     assert bucket.sent()[-1] == MANIFEST_FILE
@@ -129,6 +138,67 @@ def test_a_version_and_what_is_new_in_the_next(bucket: Bucket, tmp_path: Path) -
     assert shown.exit_code == 0, shown.output
     assert "1 of 4 tensors differ" in shown.stdout
     assert run("diff", second, bucket.uri("chat/2")).stdout.startswith("same content")
+
+
+def tuned(step: int) -> dict[str, Tensor]:
+    """Weights of which each step moves one element in a hundred."""
+    data = bytearray(random.Random(0).randbytes(2 << 20))
+    for number in range(1, step + 1):
+        for at in random.Random(number).sample(range(0, len(data), 2), len(data) // 200):
+            data[at] ^= 1
+    return TENSORS | {"tuned": ("BF16", (len(data) // 2,), bytes(data))}
+
+
+def test_a_pack_of_what_differs_lies_beside_the_version(bucket: Bucket, tmp_path: Path) -> None:
+    folders = [write_checkpoint(tmp_path / str(step), tuned(step)) for step in range(2)]
+    assert run("publish", folders[0], bucket.uri("chat/0")).exit_code == 0
+    based = ("--base", bucket.uri("chat/0"))
+    bucket.proxy.forget()
+    done = run("publish", folders[1], bucket.uri("chat/1"), *based)
+    assert done.exit_code == 0, done.output
+    name = pack_name(build_manifest(folders[0]).digest)
+    assert bucket.sent()[-2:] == [name, MANIFEST_FILE]
+    assert f"delta         {name}: " in done.stdout
+    assert done.stdout.rstrip().endswith("kB for 2.1 MB of tensors that differ")
+    (tmp_path / "pack").write_bytes(bucket.read(f"chat/1/{name}"))
+    with opened_pack(tmp_path / "pack") as pack:
+        apply_pack(pack, folder_of(folders[0]), tmp_path / "made")
+    assert build_manifest(tmp_path / "made").digest == build_manifest(folders[1]).digest
+
+    bucket.proxy.forget()
+    copied = run("publish", folders[1], bucket.uri("chat/2"), *based, "--base-dir", folders[0], "-o", "json")
+    assert copied.exit_code == 0, copied.output
+    assert json.loads(copied.stdout)["pack"]["bytes"] == (tmp_path / "pack").stat().st_size
+    assert bucket.proxy.sent("chat/0/") < 100_000, "the base itself is not read"
+    assert run("publish", folders[1], bucket.uri("chat/3"), *based, "--no-delta").exit_code == 0
+    assert name not in bucket.names("chat/3")
+
+
+def test_a_pack_that_cannot_be_had(bucket: Bucket, tmp_path: Path) -> None:
+    folders = [write_checkpoint(tmp_path / str(step), tuned(step)) for step in range(2)]
+    assert run("publish", folders[0], bucket.uri("chat/0")).exit_code == 0
+    words = ("publish", folders[1], bucket.uri("chat/1"), "--base", bucket.uri("chat/0"))
+    bucket.proxy.inject(Answer(403), path=r"\.delta", method="PUT")
+    assert isinstance(run(*words, "--delta").exception, SourceDenied)
+    assert MANIFEST_FILE not in bucket.names("chat/1")
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    assert "delta         none: " in done.stdout
+    assert bucket.manifest("chat/1").digest == build_manifest(folders[1]).digest
+    assert isinstance(run(*words, "--base-dir", write_checkpoint(tmp_path / "x")).exception, ManifestMismatch)
+    for mistake in (("--delta",), ("--base-dir", folders[0])):
+        assert isinstance(run("publish", folders[1], bucket.uri("chat/4"), *mistake).exception, BadRequest)
+    assert isinstance(run(*words, "--base-dir", folders[0], "--no-delta").exception, BadRequest)
+
+
+def test_a_trainer_publishes_steps_with_packs(bucket: Bucket, tmp_path: Path) -> None:
+    base, copy = "", None
+    for step in range(3):
+        folder = write_checkpoint(tmp_path / str(step), tuned(step))
+        done = trainer.publish(folder, bucket.uri("chat"), version=str(step), base=base, base_folder=copy)
+        assert (done.pack is None) == (step == 0)
+        assert done.pack is None or 0 < done.pack.bytes < 2 * done.pack.dense_bytes / 30
+        base, copy = done.uri, folder
 
 
 def test_credentials_can_be_mounted(

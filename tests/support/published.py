@@ -14,12 +14,14 @@ from modelswap_engine.protocol.errors import PublishFailed
 from modelswap_engine.publishing.base import allowed_beside, read_base
 from modelswap_engine.publishing.folder import read_folder
 from modelswap_engine.publishing.objects import ObjectPlace
-from modelswap_engine.publishing.plan import Upload
-from modelswap_engine.publishing.port import Version
+from modelswap_engine.publishing.packing import Packing
+from modelswap_engine.publishing.port import File, Version
 from modelswap_engine.publishing.publisher import Published, Sign, publish
+from modelswap_engine.publishing.sides import Elsewhere
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.objects import ObjectFolder
 from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
+from modelswap_engine.sources.remote.folders import Folders
 from modelswap_engine.sources.remote.port import FileStat
 from modelswap_engine.sources.remote.records import Records
 from modelswap_engine.sources.remote.source import RemoteSource
@@ -43,6 +45,7 @@ class Stores:
         self._stores: dict[str, MemoryStore] = {}
         self._pods = 0
         self.put: list[tuple[str, str]] = []
+        self.travelled = 0
         self.failing: set[str] = set()
         self.before: dict[str, Callable[[], object]] = {}
 
@@ -62,18 +65,27 @@ class Stores:
         *,
         base: str = "",
         allow: tuple[str, ...] = (),
+        pack: str = "",
         sign: Sign | None = None,
     ) -> Published:
-        """Publish a version, or a folder."""
-        found = None
-        if base:
-            allowed = allowed_beside([uri, base], allow)
-            found, _ = await read_base(self, base, credentials="", allowed=allowed)
+        """Publish a version, or a folder; ``pack`` is "", "wanted" or "required"."""
         made = read_folder(version) if isinstance(version, Path) else version
-        return await publish(made, _Place(self, uri), base=found, sign=sign)
+        place = _Place(self, uri)
+        if not (base := base.rstrip("/")):
+            return await publish(made, place, sign=sign)
+        async with Folders(self, base, credentials="", allowed=allowed_beside([uri, base], allow)) as at:
+            found, contents = await read_base(at, base)
+            side = Elsewhere(base, found.manifest, contents, at)
+            packing = Packing(base=side, required=pack == "required") if pack else None
+            return await publish(made, place, base=found, packing=packing, sign=sign)
 
-    async def fetched(self, uri: str, *, allow: tuple[str, ...] = (BUCKET,)) -> tuple[str, Mapping[str, bytes]]:
-        """Read a version as a new pod does; return its digest and the bytes of all tensors and side files."""
+    async def fetched(
+        self, uri: str, *, allow: tuple[str, ...] = (BUCKET,), after: str = ""
+    ) -> tuple[str, Mapping[str, bytes]]:
+        """Read a version as a new pod does, or one that has another one; return its digest and all bytes of it.
+
+        ``travelled`` says how many bytes of tensors came for it.
+        """
         self._pods += 1
         pod = self._home / f"pod-{self._pods}"
         store = ContentStore(pod / "store", limit_bytes=0)
@@ -85,8 +97,11 @@ class Stores:
             records=Records(pod / "sources"),
             fetcher=Fetcher(store, settings=FetchSettings(attempts=1)),
         )
+        if after:
+            before = await source.resolve(after)
+            await before.obtain(before.manifest.by_name)
         resolved = await source.resolve(uri)
-        await resolved.obtain(resolved.manifest.by_name)
+        self.travelled = (await resolved.obtain(resolved.manifest.by_name)).source
         await resolved.copy_side_files(pod / "side")
         found = {name: store.path(entry.sha256).read_bytes() for name, entry in resolved.manifest.by_name.items()}
         for name, entry in resolved.manifest.by_name.items():
@@ -102,7 +117,7 @@ class _Place(ObjectPlace):
         super().__init__(ObjectFolder(uri, stores.store(uri)))
         self._stores = stores
 
-    async def put(self, upload: Upload, data: AsyncIterator[bytes]) -> FileStat:
+    async def put(self, upload: File, data: AsyncIterator[bytes]) -> FileStat:
         if upload.name in self._stores.failing:
             await anext(data)
             raise PublishFailed(f"{upload.name}: it broke off")

@@ -1,8 +1,8 @@
-"""Building a pack from two folders: on all cores, in memory that does not grow, whole or not there.
+"""Building a pack from two versions: on all cores, in memory that does not grow, whole or not there.
 
-Threads take whole tensors, the largest first, and put finished blocks one after the other into a nameless file beside
-the pack, in whatever order they come; when all are there the pack is written in the order of its header. What is read
-is hashed, so a pack is never built from other bytes than the manifests say.
+Threads take whole tensors, the largest first, and put finished blocks one after the other into a nameless file, in
+whatever order they come; when all are there the pack is given in the order of its header. What is read is hashed, so a
+pack is never built from other bytes than the manifests say. Where the versions lie is not known here (:class:`Side`).
 """
 
 import hashlib
@@ -12,33 +12,59 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 import msgspec
 
-from modelswap_engine.checkpoint import files, saving
+from modelswap_engine.checkpoint import saving
 from modelswap_engine.checkpoint.crew import Crew, Progress
-from modelswap_engine.checkpoint.files import Opened
 from modelswap_engine.checkpoint.manifest import Manifest, SideFile, TensorEntry
 from modelswap_engine.checkpoint.rules import DTYPE_BITS
 from modelswap_engine.delta.coding import BLOCK_BYTES, deflated, encode
 from modelswap_engine.delta.layout import FRAME, Header, PackedFile, PackedTensor, Version, encode_header
-from modelswap_engine.delta.local import Folder, prove, require_free
+from modelswap_engine.delta.local import prove, require_free
+from modelswap_engine.delta.pack import ReadBase
 
+PROBE_BYTES: Final = 256 << 20
+"""So many bytes of tensors are packed before it is given up for being too large."""
 _VOLUME: Final = "the volume of the pack"
 
 
+class Side(Protocol):
+    """One of the two versions."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages; never holds credentials."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Complete."""
+
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        """By name."""
+
+    def reading(self, entry: TensorEntry) -> AbstractContextManager[ReadBase]:
+        """Give what reads a tensor of the manifest, from front to back; called by several threads at once."""
+
+
+class TooLarge(Exception):
+    """The pack would be larger than it may be."""
+
+
 def build_pack(
-    base: Folder,
-    target: Folder,
+    base: Side,
+    target: Side,
     output: Path,
     *,
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> Header:
-    """Write what turns one version into another, and return its header.
+    """Write what turns one version into another to a new file, and return its header.
 
     Args:
         base: the old version.
@@ -57,13 +83,64 @@ def build_pack(
     require_free(output)
     try:
         with tempfile.TemporaryFile(dir=output.parent) as spool:
-            tensors = _packed(base, target, _Spool(spool.fileno()), progress=progress, stop=stop)
-            sides = [_packed_file(base, target, side) for side in target.manifest.side_files]
-            header = _header(base, target, tensors, sides)
-            _write(output, header, _data(spool, tensors, sides))
+            built = build(base, target, spool, progress=progress, stop=stop)
+            _write(output, built)
     except OSError as error:
         raise saving.unwritable(output, error, volume=_VOLUME) from None
-    return header
+    return built.header
+
+
+def build(
+    base: Side,
+    target: Side,
+    spool: IO[bytes],
+    *,
+    share: float = 0.0,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+) -> "Built":
+    """Make what turns one version into another; it can be read as long as the spool is open.
+
+    Args:
+        base: the old version.
+        target: the new one.
+        spool: an empty file that is only used here; it gets about as large as the pack.
+        share: of the bytes of the tensors that differ, which the pack may take; 0 is no limit.
+        progress: told (bytes done, bytes in all) of the tensors that differ.
+        stop: set from elsewhere, it ends the work with ``Cancelled``.
+
+    Raises:
+        TooLarge: the pack takes a larger share.
+        OSError: of the spool; other errors as in :func:`build_pack`.
+    """
+    tensors = _packed(base, target, _Spool(spool.fileno(), share=share), progress=progress, stop=stop)
+    sides = [_packed_file(base, target, side) for side in target.manifest.side_files]
+    return Built(header=_header(base, target, tensors, sides), spool=spool, tensors=tensors, sides=sides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A pack as its bytes can be read, once or several times."""
+
+    header: Header
+    spool: IO[bytes]
+    tensors: Sequence["_Packed"]
+    sides: Sequence[tuple[PackedFile, bytes]]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        data = sum(each.entry.size for each in self.tensors) + sum(side.packed for side, _ in self.sides)
+        return len(encode_header(self.header)) + data
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield its bytes from front to back."""
+        yield encode_header(self.header)
+        for begin, length in itertools.chain.from_iterable(each.frames for each in self.tensors):
+            self.spool.seek(begin)
+            yield self.spool.read(length)
+        for _, data in self.sides:
+            yield data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,39 +152,66 @@ class _Packed:
 
 
 class _Spool:
-    """A file that threads append to."""
+    """A file that threads append to.
 
-    def __init__(self, file: int) -> None:
-        self._file = file
+    Args:
+        file: open, for nobody else.
+        share: of the bytes that are packed, which may be written; 0 is no limit.
+    """
+
+    def __init__(self, file: int, *, share: float) -> None:
+        self._file, self._share = file, share
         self._lock = threading.Lock()
-        self._end = 0
+        self._packed = self._end = 0
 
-    def add(self, frame: bytes) -> tuple[int, int]:
-        """Append it and say where it lies."""
+    def add(self, frame: bytes, *, of: int) -> tuple[int, int]:
+        """Append what so many bytes were packed as, and say where it lies.
+
+        Raises:
+            TooLarge: it is more than the share.
+        """
         with self._lock:
             begin = self._end
             self._end += len(frame)
+            self._packed += of
+        if self._packed >= PROBE_BYTES:
+            self.judge()
         saving.write_at(self._file, begin, memoryview(frame))
         return begin, len(frame)
 
+    def judge(self) -> None:
+        """Compare what was written with the share.
+
+        Raises:
+            TooLarge: it is more.
+        """
+        if self._share and self._end > self._share * self._packed:
+            raise TooLarge
+
 
 def _packed(
-    base: Folder, target: Folder, spool: _Spool, *, progress: Progress | None, stop: threading.Event | None
+    base: Side, target: Side, spool: _Spool, *, progress: Progress | None, stop: threading.Event | None
 ) -> list[_Packed]:
-    jobs = [entry for entry in target.manifest.tensors if not _same(base.manifest.by_name.get(entry.name), entry)]
+    jobs = differing(base.manifest, target.manifest)
     jobs.sort(key=lambda entry: entry.nbytes, reverse=True)
     crew = Crew("packing", total=sum(entry.nbytes for entry in jobs), progress=progress, stop=stop)
     origins = _origins(base.manifest, jobs)
-    used = [origin.name for origin in origins.values() if origin is not None]
-    with base.opened(used) as old_files, target.opened(origins) as new_files:
 
-        def pack(entry: TensorEntry) -> _Packed:
-            origin = origins[entry.name]
-            old = None if origin is None else _Read(origin, old_files)
-            return _pack(_Read(entry, new_files), old, crew=crew, spool=spool)
+    def pack(entry: TensorEntry) -> _Packed:
+        origin = origins[entry.name]
+        with ExitStack() as stack:
+            new = _Read(entry, target, stack.enter_context(target.reading(entry)))
+            old = None if origin is None else _Read(origin, base, stack.enter_context(base.reading(origin)))
+            return _pack(new, old, crew=crew, spool=spool)
 
-        found = crew.run(pack, jobs)
+    found = crew.run(pack, jobs)
+    spool.judge()
     return sorted(found, key=lambda each: each.entry.name)
+
+
+def differing(base: Manifest, target: Manifest) -> list[TensorEntry]:
+    """Return the tensors of one version that another one does not have in this form under this name."""
+    return [entry for entry in target.tensors if not _same(base.by_name.get(entry.name), entry)]
 
 
 def _same(old: TensorEntry | None, new: TensorEntry) -> bool:
@@ -128,16 +232,16 @@ def _origins(base: Manifest, jobs: Sequence[TensorEntry]) -> dict[str, TensorEnt
 class _Read:
     """Reads a tensor block by block and hashes it."""
 
-    def __init__(self, entry: TensorEntry, opened: Mapping[str, Opened]) -> None:
+    def __init__(self, entry: TensorEntry, side: Side, read: ReadBase) -> None:
         self.entry = entry
-        self._file = opened[entry.file]
+        self._side, self._read = side, read
         self._digest = hashlib.sha256()
         self._buffer = memoryview(bytearray(min(BLOCK_BYTES, entry.nbytes)))
 
     def block(self, begin: int) -> memoryview:
         """Return the block that begins there, valid until the next."""
         block = self._buffer[: min(BLOCK_BYTES, self.entry.nbytes - begin)]
-        files.read_into(self._file, self.entry.offset + begin, block)
+        self._read(begin, block)
         self._digest.update(block)
         return block
 
@@ -147,7 +251,7 @@ class _Read:
         Raises:
             ManifestMismatch: it is not.
         """
-        prove(self.entry, self._digest.hexdigest(), self._file)
+        prove(self.entry, self._digest.hexdigest(), self._side.name)
 
 
 def _pack(new: _Read, old: _Read | None, *, crew: Crew, spool: _Spool) -> _Packed:
@@ -157,7 +261,7 @@ def _pack(new: _Read, old: _Read | None, *, crew: Crew, spool: _Spool) -> _Packe
         crew.go_on()
         block = new.block(begin)
         written = encode(block, None if old is None else old.block(begin), width=width)
-        frames.append(spool.add(FRAME.pack(written.coding, len(written.body)) + written.body))
+        frames.append(spool.add(FRAME.pack(written.coding, len(written.body)) + written.body, of=len(block)))
         by_coding[written.coding.name.lower()] += len(written.body)
         changed += written.changed
         crew.advance(len(block))
@@ -179,9 +283,9 @@ def _pack(new: _Read, old: _Read | None, *, crew: Crew, spool: _Spool) -> _Packe
     return _Packed(entry=packed, frames=frames)
 
 
-def _packed_file(base: Folder, target: Folder, side: SideFile) -> tuple[PackedFile, bytes]:
-    content = target.contents.side_files[side.name]
-    had = base.contents.side_files.get(side.name) == content
+def _packed_file(base: Side, target: Side, side: SideFile) -> tuple[PackedFile, bytes]:
+    content = target.side_files[side.name]
+    had = base.side_files.get(side.name) == content
     data = b"" if had or not content else deflated(memoryview(content))
     packed = PackedFile(
         name=side.name,
@@ -193,9 +297,7 @@ def _packed_file(base: Folder, target: Folder, side: SideFile) -> tuple[PackedFi
     return packed, data
 
 
-def _header(
-    base: Folder, target: Folder, tensors: Sequence[_Packed], sides: Sequence[tuple[PackedFile, bytes]]
-) -> Header:
+def _header(base: Side, target: Side, tensors: Sequence[_Packed], sides: Sequence[tuple[PackedFile, bytes]]) -> Header:
     sizes = [each.entry.size for each in tensors] + [side.packed for side, _ in sides]
     offsets = iter([0, *itertools.accumulate(sizes)])
     return Header(
@@ -207,21 +309,12 @@ def _header(
     )
 
 
-def _data(spool: IO[bytes], tensors: Sequence[_Packed], sides: Sequence[tuple[PackedFile, bytes]]) -> Iterator[bytes]:
-    for begin, length in itertools.chain.from_iterable(each.frames for each in tensors):
-        spool.seek(begin)
-        yield spool.read(length)
-    for _, data in sides:
-        yield data
-
-
-def _write(output: Path, header: Header, data: Iterator[bytes]) -> None:
+def _write(output: Path, built: Built) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), 0o644)
-            file.write(encode_header(header))
-            file.writelines(data)
+            file.writelines(built.pieces())
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(output)

@@ -226,4 +226,4 @@ class _Maker:
             digest.update(chunk)
             saving.write_at(job.file, position, chunk)
             position += len(chunk)
-        prove(old, digest.hexdigest(), file)
+        prove(old, digest.hexdigest(), self._base.name)

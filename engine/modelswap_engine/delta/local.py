@@ -1,7 +1,7 @@
 """Packs and checkpoints that are files of this machine."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from modelswap_engine.checkpoint.files import Opened
 from modelswap_engine.checkpoint.hashing import reopened
 from modelswap_engine.checkpoint.layout import Contents
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
-from modelswap_engine.delta.pack import Pack, open_pack
+from modelswap_engine.delta.pack import Pack, ReadBase, open_pack
 from modelswap_engine.protocol.errors import Busy, ManifestMismatch, SourceNotFound
 
 
@@ -21,6 +21,27 @@ class Folder:
     contents: Contents
     manifest: Manifest
     roots: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self.contents.directory)
+
+    @property
+    def side_files(self) -> Mapping[str, bytes]:
+        """By name."""
+        return self.contents.side_files
+
+    @contextlib.contextmanager
+    def reading(self, entry: TensorEntry) -> Iterator[ReadBase]:
+        """Give what reads a tensor; see :class:`delta.build.Side`.
+
+        Raises:
+            SourceChanged, SourceUnreadable: not now.
+        """
+        at = self.contents.tensors[entry.name]
+        with self.opened([entry.name]) as found:
+            yield lambda begin, view: files.read_into(found[at.file], at.offset + begin, view)
 
     @contextlib.contextmanager
     def opened(self, names: Iterable[str]) -> Iterator[dict[str, Opened]]:
@@ -86,16 +107,15 @@ def require_free(output: Path) -> None:
         raise Busy(f"{output} exists already", advice="name a new place with --output, or remove what is there")
 
 
-def prove(entry: TensorEntry, actual: str, file: Opened) -> None:
-    """Check that the bytes of a tensor have the hash that its manifest says.
+def prove(entry: TensorEntry, actual: str, where: str) -> None:
+    """Check that the bytes of a tensor have the hash that its manifest says; ``where`` is what has the manifest.
 
     Raises:
         ManifestMismatch: they have not.
     """
     if actual != entry.sha256:
         raise ManifestMismatch(
-            f"tensor {entry.name}: its bytes in {file.path} hash to {actual[:16]}…, the manifest says "
-            f"{entry.sha256[:16]}…",
-            advice=f"if the file is right, write the manifest again: modelswap manifest build {file.path.parent}",
+            f"tensor {entry.name}: its bytes in {where} hash to {actual[:16]}…, the manifest says {entry.sha256[:16]}…",
+            advice=f"if they are right, write the manifest again: modelswap manifest build {where}",
             details={"tensor": entry.name, "expected": entry.sha256, "actual": actual},
         )

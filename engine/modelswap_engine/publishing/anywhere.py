@@ -10,12 +10,15 @@ import msgspec
 from modelswap_engine.checkpoint.build import check_shipped
 from modelswap_engine.checkpoint.crew import Progress
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, Provenance
+from modelswap_engine.delta.build import Side
 from modelswap_engine.protocol.errors import AlreadyPublished, BadRequest, UnsupportedScheme
 from modelswap_engine.publishing.base import allowed_beside, read_base
 from modelswap_engine.publishing.mounted import MountedPlace
 from modelswap_engine.publishing.objects import SENDING, ObjectPlace
+from modelswap_engine.publishing.packing import Packing, PackOptions
 from modelswap_engine.publishing.port import Place, Version
-from modelswap_engine.publishing.publisher import Published, Sign, publish, show
+from modelswap_engine.publishing.publisher import Base, Published, Sign, publish, show
+from modelswap_engine.publishing.sides import Elsewhere, local_copy
 from modelswap_engine.sources.credentials import Credentials
 from modelswap_engine.sources.objects import SCHEMES, ObjectStores
 from modelswap_engine.sources.remote.contents import RemoteContents, read_remote
@@ -64,6 +67,7 @@ class Anywhere:
         uri: str,
         *,
         base: str = "",
+        pack: PackOptions | None = None,
         sign: Sign | None = None,
         progress: Progress | None = None,
     ) -> Published:
@@ -73,6 +77,7 @@ class Anywhere:
             make: gives the version.
             uri: its folder, a new one.
             base: URI of a published version of which it is a change; "" for none.
+            pack: how what differs from the base is packed beside the version; None leaves that out.
             sign: signs the manifest; one that the version came with is kept where it still fits.
             progress: told (bytes handed to the place, bytes to upload) on the event loop.
 
@@ -85,12 +90,14 @@ class Anywhere:
         uri = uri.rstrip("/")
         place = await self._place(uri, base=base)
         try:
-            found, contents = None, None
-            if base:
-                allowed = allowed_beside([uri, base], self._allow)
-                found, contents = await read_base(self._opener, base, credentials=self._credentials, allowed=allowed)
-            version = await asyncio.to_thread(make, contents)
-            return await publish(version, place, base=found, sign=sign, progress=progress)
+            if not base:
+                return await publish(await asyncio.to_thread(make, None), place, sign=sign, progress=progress)
+            allowed = allowed_beside([uri, base], self._allow)
+            async with Folders(self._opener, base.rstrip("/"), credentials=self._credentials, allowed=allowed) as at:
+                found, contents = await read_base(at, base)
+                packing = await _packing(pack, found, contents, at) if pack is not None else None
+                version = await asyncio.to_thread(make, contents)
+                return await publish(version, place, base=found, packing=packing, sign=sign, progress=progress)
         finally:
             await place.close()
 
@@ -160,3 +167,10 @@ class Anywhere:
             )
         allowed_beside([uri])
         return ObjectPlace(await self._targets.open(uri, credentials=self._credentials))
+
+
+async def _packing(options: PackOptions, base: Base, contents: RemoteContents, folders: Folders) -> Packing:
+    side: Side = Elsewhere(base.uri, base.manifest, contents, folders)
+    if options.folder is not None:
+        side = await asyncio.to_thread(local_copy, options.folder, base.manifest, contents)
+    return Packing(base=side, required=options.required, progress=options.progress)

@@ -10,7 +10,6 @@ from modelswap_engine.publishing.publisher import Base
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.remote.contents import RemoteContents, read_remote
 from modelswap_engine.sources.remote.folders import Folders
-from modelswap_engine.sources.remote.port import Opener
 
 
 def allowed_beside(uris: Sequence[str], more: Sequence[str] = ()) -> Allowed:
@@ -25,8 +24,12 @@ def allowed_beside(uris: Sequence[str], more: Sequence[str] = ()) -> Allowed:
     return Allowed([*(f"{urlsplit(uri).scheme}://{urlsplit(uri).netloc}" for uri in uris), *more])
 
 
-async def read_base(opener: Opener, uri: str, *, credentials: str, allowed: Allowed) -> tuple[Base, RemoteContents]:
+async def read_base(folders: Folders, uri: str) -> tuple[Base, RemoteContents]:
     """Read the manifest of a published version, and hold it against the headers that it speaks of.
+
+    Args:
+        folders: its places, open.
+        uri: its own.
 
     Raises:
         SourceNotFound: there is no version, or none with a manifest.
@@ -34,8 +37,7 @@ async def read_base(opener: Opener, uri: str, *, credentials: str, allowed: Allo
         SourceDenied, SourceUnreadable, SourceChanged, CredentialsNotMounted: not now.
     """
     uri = uri.rstrip("/")
-    async with Folders(opener, uri, credentials=credentials, allowed=allowed) as folders:
-        contents = await read_remote(folders)
+    contents = await read_remote(folders)
     if contents.manifest is None:
         raise SourceNotFound(
             f"{uri}: a checkpoint without {MANIFEST_FILE} cannot be a base",

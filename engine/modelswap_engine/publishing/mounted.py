@@ -12,7 +12,7 @@ from typing import BinaryIO
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.checkpoint.saving import sync, write
 from modelswap_engine.protocol.errors import AlreadyPublished, PublishFailed
-from modelswap_engine.publishing.plan import Upload
+from modelswap_engine.publishing.port import File
 from modelswap_engine.sources.file import path_of
 from modelswap_engine.sources.remote.port import FileStat
 
@@ -54,7 +54,7 @@ class MountedPlace:
         """Nothing is kept of a publish that broke off."""
         return ""
 
-    async def put(self, upload: Upload, data: AsyncIterator[bytes]) -> FileStat:
+    async def put(self, upload: File, data: AsyncIterator[bytes]) -> FileStat:
         """Write a file; it is on the disk when this returns."""
         with self._telling(upload.name), (await self._drafted() / upload.name).open("xb") as file:
             async for piece in data:

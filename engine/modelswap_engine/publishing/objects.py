@@ -13,7 +13,7 @@ from obstore import exceptions
 
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from modelswap_engine.protocol.errors import AlreadyPublished, PublishFailed, SourceChanged, SourceDenied
-from modelswap_engine.publishing.plan import Upload
+from modelswap_engine.publishing.port import File
 from modelswap_engine.sources.objects import NO_RIGHT, ObjectFolder, ObjectSettings, meaning, means_denied
 from modelswap_engine.sources.remote.contents import read_whole
 from modelswap_engine.sources.remote.port import FileStat
@@ -53,7 +53,7 @@ class ObjectPlace:
             found = await obstore.get_async(self._folder.store, name, options={"head": True})
         return str(found.attributes.get(CONTENT, ""))
 
-    async def put(self, upload: Upload, data: AsyncIterator[bytes]) -> FileStat:
+    async def put(self, upload: File, data: AsyncIterator[bytes]) -> FileStat:
         """Upload a file, in parts where it is large; parts that were not completed are aborted."""
         note = {CONTENT: upload.content}
         store = self._folder.store

@@ -35,6 +35,22 @@ class Version(Protocol):
         """
 
 
+class File(Protocol):
+    """What is put to a place as one file."""
+
+    @property
+    def name(self) -> str:
+        """Its name there."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    @property
+    def content(self) -> str:
+        """What tells its bytes from those that may be there under its name (64 hex)."""
+
+
 class Place(Protocol):
     """A folder that a version is published to; whoever made it closes it."""
 
@@ -54,9 +70,9 @@ class Place(Protocol):
         """Read the manifest that is there."""
 
     async def content(self, name: str) -> str:
-        """Return the :attr:`Upload.content` of a file that was put there; "" where it is not known."""
+        """Return the :attr:`File.content` of a file that was put there; "" where it is not known."""
 
-    async def put(self, upload: Upload, data: AsyncIterator[bytes]) -> FileStat:
+    async def put(self, upload: File, data: AsyncIterator[bytes]) -> FileStat:
         """Write a file, all of it or nothing; at most a few chunks of it are in memory.
 
         Raises:

@@ -18,6 +18,7 @@ from modelswap_engine.checkpoint.layout import SIGNATURE_FILE
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.checkpoint.rules import refuse
 from modelswap_engine.protocol.errors import AlreadyPublished, SourceChanged
+from modelswap_engine.publishing.packing import Packed, Packing
 from modelswap_engine.publishing.plan import ENTRANCES, Plan, Upload, plan_based, plan_whole
 from modelswap_engine.publishing.port import Place, Version
 from modelswap_engine.sources.remote.port import FileStat
@@ -49,6 +50,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         files_sent: how many files were uploaded now.
         changed_tensors: how many tensors the base does not have; all of them without a base.
         already_there: it was published before, and nothing was done.
+        pack: what became of the pack beside it, where one was to be made.
     """
 
     digest: str
@@ -58,6 +60,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     files_sent: int = 0
     changed_tensors: int = 0
     already_there: bool = False
+    pack: Packed | None = None
 
 
 async def publish(
@@ -65,6 +68,7 @@ async def publish(
     place: Place,
     *,
     base: Base | None = None,
+    packing: Packing | None = None,
     sign: Sign | None = None,
     progress: Progress | None = None,
 ) -> Published:
@@ -74,6 +78,7 @@ async def publish(
         version: what.
         place: where to.
         base: another version in a place that all readers reach; only what it does not have is uploaded.
+        packing: makes a pack of what differs, beside the version.
         sign: signs the manifest; one that the version came with is kept where it still fits.
         progress: told (bytes handed to the place, bytes to upload) on the event loop.
 
@@ -81,13 +86,15 @@ async def publish(
         AlreadyPublished: there is another version, or a checkpoint without a manifest.
         SourceChanged, SourceUnreadable: of the version's own bytes.
         PublishFailed, SourceDenied, SourceUnreadable: the place does not take it now.
+        ModelswapError: of the pack, where it is required.
     """
     plan = (
         plan_whole(version.manifest, version.files, version.side_files)
         if base is None
         else plan_based(version.manifest, version.side_files, base=base.manifest, place=base.uri)
     )
-    there = await place.files([MANIFEST_FILE, *ENTRANCES, *(upload.name for upload in plan.uploads)])
+    beside = [packing.name] if packing is not None else []
+    there = await place.files([MANIFEST_FILE, *ENTRANCES, *beside, *(upload.name for upload in plan.uploads)])
     tensors = [entry for upload in plan.uploads for entry in upload.tensors]
     answer = Published(
         digest=plan.manifest.digest,
@@ -109,8 +116,10 @@ async def publish(
     sending = _Sending(version, place, total=sum(upload.size for upload in left), progress=progress)
     await sending.all([upload for upload in left if upload.name not in ENTRANCES])
     await sending.all([upload for upload in left if upload.name in ENTRANCES])
-    await show(plan.manifest, place, signature=sign or version.signature, sent=sending.sent)
-    return msgspec.structs.replace(answer, bytes_sent=sending.total, files_sent=len(left))
+    pack, put = await packing.put(version, place, there) if packing is not None else (None, {})
+    await show(plan.manifest, place, signature=sign or version.signature, sent={**sending.sent, **put})
+    sent = sending.total + (pack.bytes if pack is not None else 0)
+    return msgspec.structs.replace(answer, bytes_sent=sent, files_sent=len(left) + len(put), pack=pack)
 
 
 async def show(manifest: Manifest, place: Place, *, signature: Sign | None, sent: Mapping[str, FileStat]) -> None:

@@ -19,7 +19,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.publishing.anywhere import Anywhere
 from modelswap_engine.publishing.folder import read_folder
 from modelswap_engine.publishing.mounted import MountedPlace
-from modelswap_engine.publishing.plan import Upload
+from modelswap_engine.publishing.port import File
 from modelswap_engine.publishing.publisher import Published, publish
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.remote.port import FileStat
@@ -69,7 +69,7 @@ async def test_what_is_there_stays(tmp_path: Path, folder: Path) -> None:
 class Full(MountedPlace):
     """A volume that is full after some files."""
 
-    async def put(self, upload: Upload, data: AsyncIterator[bytes]) -> FileStat:
+    async def put(self, upload: File, data: AsyncIterator[bytes]) -> FileStat:
         with self._telling(upload.name):
             if upload.name.startswith("model-00002"):
                 raise OSError(errno.ENOSPC, "No space left on device")
