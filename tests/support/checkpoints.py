@@ -1,7 +1,6 @@
 """Tiny safetensors checkpoints from plain bytes: no torch, no numpy, every byte chosen by the test."""
 
 import json
-import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,10 +64,3 @@ def write_checkpoint(
 def write_index(directory: Path, weight_map: object) -> None:
     """Write an index that says this, true or not."""
     (directory / INDEX).write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
-
-
-def set_age(directory: Path, seconds: float) -> None:
-    """Make every file of a folder look as if it was written long ago (its ctime stays now)."""
-    for file in directory.iterdir():
-        status = file.stat()
-        os.utime(file, (status.st_atime - seconds, status.st_mtime - seconds))

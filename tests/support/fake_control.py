@@ -64,7 +64,6 @@ class FakeControl:
             engine=engine,
             version="1.0",
             boot_id="",
-            policies=frozenset({RequestPolicy.NONE_RUNNING, RequestPolicy.RECOMPUTE, RequestPolicy.ABORT}),
         )
 
     @property

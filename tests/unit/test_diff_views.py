@@ -208,7 +208,7 @@ def test_a_picture_that_cannot_be_made(
     names = [f"m.{i}.w" for i in range(1001)]
     endless = write_checkpoint(tmp_path / "endless", tensors(names))
     assert isinstance(run(endless, endless, "--picture", tmp_path / "d.html").exception, BadRequest)
-    monkeypatch.delitem(sys.modules, "modelswap_engine.cli.heatmap_png", raising=False)
+    monkeypatch.delitem(sys.modules, "modelswap_engine.cli.heatmap.png", raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
     result = run(*folders, "--picture", tmp_path / "d.png")
     assert isinstance(result.exception, BadRequest)

@@ -133,9 +133,10 @@ def draw(path: Path, old: Manifest, new: Manifest, found: Diff, *, names: tuple[
     """Write the picture.
 
     Raises:
-        BadRequest, SourceUnreadable: see :func:`heatmap.write_picture`.
+        BadRequest, SourceUnreadable: see :func:`~modelswap_engine.cli.heatmap.writing.write_picture`.
     """
-    from modelswap_engine.cli.heatmap import Picture, write_picture
+    from modelswap_engine.cli.heatmap.picture import Picture
+    from modelswap_engine.cli.heatmap.writing import write_picture
 
     grid = make_grid(old, new, found)
     write_picture(Picture(old=names[0], new=names[1], grid=grid, side_files=found.side_changed), path)

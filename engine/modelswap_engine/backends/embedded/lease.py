@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from modelswap_engine.protocol.errors import Busy, NotReady
+from modelswap_engine.protocol.errors import Busy, Cancelled, Internal, NotReady
 
 _TICK: Final = 0.25
 
@@ -94,3 +94,81 @@ class PauseLease:
         finally:
             self._ended.set()
             self._parked.set()
+
+
+class Pauses:
+    """The pause that a process is in, if it is in one, and whose the last one was that ended by itself.
+
+    Args:
+        seconds: how long a lease lasts without being asked for again.
+        expired: called, still inside the pause, when one ran out.
+
+    Attributes:
+        lease: of the present pause.
+    """
+
+    def __init__(self, *, seconds: float, expired: Callable[[PauseLease], None]) -> None:
+        self.lease: PauseLease | None = None
+        self._seconds = seconds
+        self._expired = expired
+        self._lapsed = ""
+
+    def begin(
+        self,
+        operation_id: str,
+        parking: Callable[[], AbstractContextManager[object]],
+        *,
+        timeout: float,
+        parked: Callable[[], None],
+    ) -> float:
+        """Park the engine, or renew the operation's pause; return the seconds that it took.
+
+        Args:
+            operation_id: whose pause it is.
+            parking: makes what parks the engine.
+            timeout: how long the way to a step boundary may take, in seconds.
+            parked: called once the engine is parked, before that counts as paused.
+
+        Raises:
+            Cancelled: another operation's pause is in force.
+            Busy, NotReady: see :meth:`PauseLease.acquire`.
+        """
+        lease = self.lease
+        if lease is not None and lease.held:
+            if lease.operation_id != operation_id:
+                raise Cancelled(f"the engine is paused by operation {lease.operation_id}")
+            lease.renew()
+            return 0.0
+        lease = PauseLease(operation_id, parking(), seconds=self._seconds, expired=self._expired)
+        seconds = lease.acquire(timeout)
+        parked()
+        self.lease, self._lapsed = lease, ""
+        return seconds
+
+    def require(self, operation_id: str) -> None:
+        """Renew the operation's pause.
+
+        Raises:
+            Cancelled: it ran out.
+            Internal: it has none.
+        """
+        lease = self.lease
+        if lease is not None and lease.held and lease.operation_id == operation_id:
+            lease.renew()
+            return
+        if self._lapsed == operation_id:
+            raise Cancelled(
+                f"the pause of operation {operation_id} ended by itself after "
+                f"{self._seconds:g} s; what was not proven by then was undone",
+                advice="pause again",
+            )
+        raise Internal(f"operation {operation_id} does not hold a pause")
+
+    def lapse(self, lease: PauseLease) -> None:
+        """Remember that this pause ended by itself."""
+        self.lease, self._lapsed = None, lease.operation_id
+
+    def take_out(self) -> PauseLease | None:
+        """Return the lease for its release; nothing is paused any more from here on."""
+        lease, self.lease = self.lease, None
+        return lease

@@ -5,10 +5,10 @@ to the process: they outlive the model, which may be loaded anew between two upd
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from modelswap_engine.backends.embedded.gathering import Gathered, give, refuse
-from modelswap_engine.backends.embedded.team import Team
+from modelswap_engine.backends.embedded.rank import Rank
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.transfer import (
     FillMemory,
@@ -31,41 +31,24 @@ from modelswap_engine.weights.pace import Pace
 from modelswap_engine.weights.transfer.groups import Groups
 from modelswap_engine.weights.transfer.loaders import WeightLoaders
 from modelswap_engine.weights.transfer.receiver import WeightReceiver
-from modelswap_engine.weights.updater import WeightUpdater
 
 
 class RankTransfers:
     """The transfers of one rank.
 
     Args:
-        number: of the rank.
-        ranks: how many there are.
-        team: the other ranks of a model that is split.
-        boot_id: of its process.
-        get_updater: returns the versions of the model that is loaded now.
-        loaders: the custom loaders that may be used.
+        rank: whose model it is that gives and takes.
         flush: empties the cache of keys and values; returns how many running requests were affected.
     """
 
-    def __init__(
-        self,
-        *,
-        number: int,
-        ranks: int,
-        team: Team | None,
-        boot_id: str,
-        get_updater: Callable[[], WeightUpdater],
-        loaders: Sequence[str],
-        flush: Callable[[RequestPolicy], int],
-    ) -> None:
-        self._number = number
-        self._boot_id = boot_id
+    def __init__(self, rank: Rank, *, flush: Callable[[RequestPolicy], int]) -> None:
+        self._rank = rank
         self._flush = flush
-        self._team = team
-        self._get_updater = get_updater
-        self._groups = Groups(number, alone=ranks == 1)
+        self._groups = Groups(rank.number, alone=rank.settings.ranks == 1)
         self._receiver = WeightReceiver(
-            get_inbox=lambda: get_updater().inbox, loaders=WeightLoaders(loaders), groups=self._groups
+            get_inbox=lambda: rank.loaded().updater.inbox,
+            loaders=WeightLoaders(rank.settings.weight_loaders),
+            groups=self._groups,
         )
 
     def carry_out(self, order: TransferOrder, *, pace: Pace) -> TransferReply:
@@ -77,22 +60,22 @@ class RankTransfers:
         """
         if isinstance(order, Outgoing):
             reading = self._give_out(order, pace=pace)
-            return TransferReply(rank=self._number, boot_id=self._boot_id, reading=reading)
+            return TransferReply(rank=self._rank.number, boot_id=self._rank.boot_id, reading=reading)
         pace.spend(0)
-        reply = TransferReply(rank=self._number, boot_id=self._boot_id)
+        reply = TransferReply(rank=self._rank.number, boot_id=self._rank.boot_id)
         match order:
             case ReceiveFiles():
                 received = self._receiver.receive_files(order, pace=pace)
-                return TransferReply(rank=self._number, boot_id=self._boot_id, received=received)
+                return TransferReply(rank=self._rank.number, boot_id=self._rank.boot_id, received=received)
             case ReceiveBroadcast():
                 received = self._receiver.receive_broadcast(order, pace=pace)
-                return TransferReply(rank=self._number, boot_id=self._boot_id, received=received)
+                return TransferReply(rank=self._rank.number, boot_id=self._rank.boot_id, received=received)
             case JoinGroup():
                 self._groups.join(order)
             case LeaveGroup(group=group):
                 self._groups.leave(group)
             case FlushCache(policy=policy):
-                return TransferReply(rank=self._number, boot_id=self._boot_id, requests=self._flush(policy))
+                return TransferReply(rank=self._rank.number, boot_id=self._rank.boot_id, requests=self._flush(policy))
         return reply
 
     def _give_out(self, order: Outgoing, *, pace: Pace) -> Reading | None:
@@ -114,14 +97,14 @@ class RankTransfers:
     @contextlib.contextmanager
     def _whole(self, order: Outgoing, *, pace: Pace) -> Iterator[Whole | None]:
         """Offer whole tensors; None on a rank that has only given its slices away, which is done then."""
-        team = self._team
+        team = self._rank.team
         if team is None:
             pace.spend(0)
-            yield self._get_updater().view()
+            yield self._rank.loaded().updater.view()
             return
         names = names_in(order)
         try:
-            view = self._get_updater().view()
+            view = self._rank.loaded().updater.view()
         except Exception:
             if names:
                 refuse(team)

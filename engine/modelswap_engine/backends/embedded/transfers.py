@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.rank import Rank
+from modelswap_engine.backends.embedded.rank_transfers import RankTransfers
 from modelswap_engine.backends.transfer import TransferReply
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.weights.pace import Pace
@@ -20,14 +21,21 @@ class Transfers:
 
     Args:
         rank: whose weights they are.
+        transfers: carries them out.
         send: takes the answers.
         describe: turns an exception into its wire form.
     """
 
     def __init__(
-        self, rank: Rank, *, send: Callable[[wire.Event], None], describe: Callable[[Exception], ErrorBody]
+        self,
+        rank: Rank,
+        transfers: RankTransfers,
+        *,
+        send: Callable[[wire.Event], None],
+        describe: Callable[[Exception], ErrorBody],
     ) -> None:
         self._rank = rank
+        self._transfers = transfers
         self._send = send
         self._describe = describe
         self._orders: queue.SimpleQueue[tuple[wire.TransferCall, Pace]] = queue.SimpleQueue()
@@ -49,7 +57,7 @@ class Transfers:
         while True:
             call, pace = self._orders.get()
             try:
-                reply = self._rank.transfers.carry_out(call.order, pace=pace)
+                reply = self._transfers.carry_out(call.order, pace=pace)
             except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
                 reply = TransferReply(rank=self._rank.number, boot_id=self._rank.boot_id, error=self._describe(error))
             del self._running[call.call]

@@ -24,7 +24,8 @@ from modelswap_engine.backends.embedded import faults, wire
 from modelswap_engine.backends.embedded.device import place_of
 from modelswap_engine.backends.embedded.lora.calls import AdapterCalls
 from modelswap_engine.backends.embedded.rank import Rank
-from modelswap_engine.backends.embedded.settings import EmbeddedSettings
+from modelswap_engine.backends.embedded.rank_swaps import RankSwaps
+from modelswap_engine.backends.embedded.rank_transfers import RankTransfers
 from modelswap_engine.backends.embedded.team import Team, TeamBrokenError, join
 from modelswap_engine.backends.embedded.transfers import Transfers
 from modelswap_engine.backends.port import Reply
@@ -85,14 +86,17 @@ class Connection:
 class Worker:
     """Dispatches orders to a rank."""
 
-    def __init__(self, connection: Connection, rank: Rank, settings: EmbeddedSettings) -> None:
+    def __init__(self, connection: Connection, rank: Rank) -> None:
         self._connection = connection
         self._rank = rank
+        self._swaps = swaps = RankSwaps(rank)
         self._control: queue.SimpleQueue[tuple[wire.ControlCall, Pace]] = queue.SimpleQueue()
         self._inquiries: queue.SimpleQueue[tuple[wire.HashesCall, Pace]] = queue.SimpleQueue()
         self._paces: dict[int, Pace] = {}
-        self._transfers = Transfers(rank, send=connection.send, describe=error_body)
-        self._adapters = AdapterCalls(rank, settings, send=connection.send, error_body=error_body)
+        self._transfers = Transfers(
+            rank, RankTransfers(rank, flush=swaps.flush_cache), send=connection.send, describe=error_body
+        )
+        self._adapters = AdapterCalls(rank, send=connection.send, error_body=error_body)
         threading.Thread(target=self._run_control, name="control", daemon=True).start()
         threading.Thread(target=self._run_inquiries, name="inquiries", daemon=True).start()
 
@@ -117,7 +121,7 @@ class Worker:
             case wire.CancelAdapter(call=call):
                 self._adapters.cancel(call)
             case wire.CancelStage(operation_id=operation_id):
-                self._rank.cancel_staging(operation_id)
+                self._swaps.cancel_staging(operation_id)
             case wire.TransferCall():
                 self._transfers.submit(order)
             case wire.CancelTransfer(call=call):
@@ -126,7 +130,7 @@ class Worker:
                 raise ValueError("a worker is set up once")
             case _:
                 if isinstance(order, wire.ReleaseCall | wire.SettleCall):
-                    self._rank.cancel_staging(order.operation_id)
+                    self._swaps.cancel_staging(order.operation_id)
                 self._control.put((order, self._keep(order.call, Pace())))
 
     def _keep(self, call: int, pace: Pace) -> Pace:
@@ -139,7 +143,7 @@ class Worker:
             facts: wire.ModelFacts | None = None
             try:
                 if isinstance(order, wire.LoadCall):
-                    reply, facts = self._rank.load(order.order, pace=pace)
+                    reply, facts = self._swaps.load(order.order, pace=pace)
                 else:
                     reply = self._act(order, pace)
             except Exception as error:  # noqa: BLE001  # a rank answers, whatever happens
@@ -155,30 +159,30 @@ class Worker:
             self._connection.send(wire.Answer(call=order.call, reply=reply, facts=facts))
 
     def _act(self, order: wire.SwapCall, pace: Pace) -> Reply:
-        rank = self._rank
+        swaps = self._swaps
         match order:
             case wire.StageCall(order=wanted) | wire.StageRetainedCall(order=wanted):
-                return rank.stage(wanted)
+                return swaps.stage(wanted)
             case wire.TryOutCall(operation_id=operation_id, trials=trials):
-                return rank.try_out(operation_id, trials)
+                return swaps.try_out(operation_id, trials)
             case wire.PrepareCall(operation_id=operation_id, overlap=overlap):
-                return rank.prepare(operation_id, overlap=overlap)
+                return swaps.prepare(operation_id, overlap=overlap)
             case wire.PauseCall(operation_id=operation_id, timeout=timeout):
-                return rank.pause(operation_id, timeout)
+                return swaps.pause(operation_id, timeout)
             case wire.CommitCall(operation_id=operation_id, policy=policy):
-                return rank.commit(operation_id, policy)
+                return swaps.commit(operation_id, policy)
             case wire.RetireCall(operation_id=operation_id):
-                return rank.retire(operation_id)
+                return swaps.retire(operation_id)
             case wire.VerifyCall(operation_id=operation_id, strict=strict):
-                return rank.verify(operation_id, strict=strict, pace=pace)
+                return swaps.verify(operation_id, strict=strict, pace=pace)
             case wire.RollbackCall(operation_id=operation_id):
-                return rank.rollback(operation_id)
+                return swaps.rollback(operation_id)
             case wire.ResumeCall(operation_id=operation_id):
-                return rank.resume(operation_id)
+                return swaps.resume(operation_id)
             case wire.ReleaseCall(operation_id=operation_id, previous=previous):
-                return rank.release(operation_id, previous=previous)
+                return swaps.release(operation_id, previous=previous)
             case wire.SettleCall(operation_id=operation_id):
-                return rank.settle(operation_id)
+                return swaps.settle(operation_id)
 
     def _run_inquiries(self) -> None:
         while True:
@@ -265,7 +269,7 @@ def main() -> NoReturn:
         died=died,
         team=_team(setup, died=died),
     )
-    worker = Worker(connection, rank, setup.settings)
+    worker = Worker(connection, rank)
     connection.send(wire.Hello(boot_id=boot_id, pid=os.getpid()))
     with contextlib.suppress(ConnectionError):
         while (order := connection.receive()) is not None:

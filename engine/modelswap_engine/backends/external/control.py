@@ -55,7 +55,6 @@ class EngineFacts(Record, frozen=True, kw_only=True):
         ranks: how many answers :meth:`EngineControl.call_all` gives.
         served_model_names: the names under which it serves the base model, the first being the main one.
         agent: True when :meth:`EngineControl.call_all` reaches our half in every rank.
-        policies: what :meth:`EngineControl.pause` can do with running requests.
         refused: what is not there, by its name in ``protocol`` (a traffic mode), and why.
         adapters: what it was started with for them.
     """
@@ -67,7 +66,6 @@ class EngineFacts(Record, frozen=True, kw_only=True):
     ranks: int = 1
     served_model_names: tuple[str, ...] = ()
     agent: bool = False
-    policies: frozenset[RequestPolicy] = frozenset()
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     adapters: AdapterFacts = AdapterFacts()
 
@@ -100,10 +98,10 @@ class EngineControl(Protocol):
     async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
         """Return when the engine makes no step, and makes none before :meth:`resume`.
 
-        Running requests are treated by ``policy``, one of ``EngineFacts.policies``: RECOMPUTE keeps them and has them
-        computed again, FREEZE keeps them with their keys and values, ABORT ends them. With NONE_RUNNING the caller
-        knows of none: any is waited for. The state is read back from the engine where it can be. A second pause is
-        nothing to do, but never one with another policy.
+        Running requests are treated by ``policy``: RECOMPUTE keeps them and has them computed again, FREEZE keeps them
+        with their keys and values, ABORT ends them. With NONE_RUNNING the caller knows of none: any is waited for. The
+        state is read back from the engine where it can be. A second pause is nothing to do, but never one with another
+        policy.
 
         When it raises, the engine is paused, or not, or on its way there: :meth:`resume` is safe in each case.
         """

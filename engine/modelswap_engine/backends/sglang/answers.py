@@ -1,7 +1,5 @@
 """What SGLang 0.5 answers, as far as it is looked at; unknown fields are ignored, missing ones have their defaults."""
 
-from typing import Any
-
 import msgspec
 
 
@@ -37,7 +35,6 @@ class ServerInfo(msgspec.Struct, frozen=True):
     max_loaded_loras: int | None = None
     max_lora_rank: int | None = None
     disable_cuda_graph: bool = False
-    internal_states: list[dict[str, Any]] = []
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -83,7 +83,6 @@ class SglangControl:
             ranks=self._ranks,
             served_model_names=(model.served_model_name,),
             agent=self._agent,
-            policies=POLICIES,
             refused=dict(REFUSED),
             adapters=_adapters(server),
         )

@@ -10,7 +10,6 @@ from typing import Final
 
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.rank import Rank
-from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.errors import Busy, ErrorBody
 from modelswap_engine.weights.pace import Pace, lower_priority
@@ -23,7 +22,6 @@ class AdapterCalls:
 
     Args:
         rank: does what they ask.
-        settings: of the engine.
         send: takes the answers, from any thread.
         error_body: makes of an exception what travels.
     """
@@ -31,13 +29,11 @@ class AdapterCalls:
     def __init__(
         self,
         rank: Rank,
-        settings: EmbeddedSettings,
         *,
         send: Callable[[wire.Event], None],
         error_body: Callable[[Exception], ErrorBody],
     ) -> None:
         self._rank = rank
-        self._settings = settings
         self._send = send
         self._error_body = error_body
         self._reading: dict[int, Pace] = {}
@@ -60,7 +56,7 @@ class AdapterCalls:
             pace.cancel()
 
     def _read(self, order: wire.LoadAdapterCall, pace: Pace) -> None:
-        lower_priority(self._settings.stage_niceness)
+        lower_priority(self._rank.settings.stage_niceness)
         try:
             self._answer(order, lambda: self._rank.load_adapter(order.order, pace=pace))
         finally:

@@ -4,8 +4,18 @@ from collections.abc import Iterator
 from html import escape
 
 from modelswap_engine.checkpoint.grid import Count, Kind, Row
-from modelswap_engine.cli import heatmap
-from modelswap_engine.cli.heatmap import Picture
+from modelswap_engine.cli.heatmap.picture import (
+    FOREIGN_LEGEND,
+    LEGEND,
+    TICKS,
+    UNCHANGED_LEGEND,
+    Picture,
+    clipped,
+    colour,
+    facts,
+    light_text,
+    percent,
+)
 from modelswap_engine.cli.render import size
 
 _STYLE = """
@@ -51,15 +61,15 @@ def _lines(picture: Picture) -> Iterator[str]:
 
 
 def _legend() -> Iterator[str]:
-    yield f'<table class="legend"><caption>{heatmap.LEGEND}</caption><tbody><tr>'
+    yield f'<table class="legend"><caption>{LEGEND}</caption><tbody><tr>'
     yield _cell(Count(tensors=1), text="0")
-    yield f'<td class="words">{heatmap.UNCHANGED_LEGEND}</td>'
-    for share in heatmap.TICKS[1:]:
+    yield f'<td class="words">{UNCHANGED_LEGEND}</td>'
+    for share in TICKS[1:]:
         parts = round(share * 100)
         yield _cell(Count(tensors=1, changed=1, nbytes=100, changed_bytes=parts), text=f"{parts}")
     yield '<td class="words"></td>'
     yield '<td class="foreign"></td>'
-    yield f'<td class="words">{heatmap.FOREIGN_LEGEND}</td></tr></tbody></table>'
+    yield f'<td class="words">{FOREIGN_LEGEND}</td></tr></tbody></table>'
 
 
 def _layers(picture: Picture) -> Iterator[str]:
@@ -77,7 +87,7 @@ def _layers(picture: Picture) -> Iterator[str]:
     for row in picture.rows:
         if row.stack != stack:
             stack = row.stack
-            label = escape(heatmap.clipped(stack, 80))
+            label = escape(clipped(stack, 80))
             yield f'<tr><th scope="rowgroup" colspan="{len(columns) + 2}">{label}</th></tr>'
         yield _row(picture, row, columns)
     yield "</tbody></table></div>"
@@ -90,7 +100,7 @@ def _row(picture: Picture, row: Row, columns: tuple[Kind, ...]) -> str:
         where = f"layer {row.layer}, {kind.name}"
         cells.append(_cell(count, where=where) if count is not None else "<td></td>")
     whole = picture.grid.row(row)
-    summed = f'<td class="sum" title="{escape(heatmap.facts(whole))}">{size(whole.changed_bytes)}</td>'
+    summed = f'<td class="sum" title="{escape(facts(whole))}">{size(whole.changed_bytes)}</td>'
     return f'<tr><th scope="row">{row.layer}</th>{"".join(cells)}{summed}</tr>'
 
 
@@ -103,13 +113,13 @@ def _outside(picture: Picture) -> Iterator[str]:
 
 
 def _cell(count: Count, *, text: str = "", where: str = "") -> str:
-    red, green, blue = heatmap.colour(count)
-    ink = "#fff" if heatmap.light_text(count) else "#1b1b1b"
-    title = f' title="{escape(f"{where}: {heatmap.facts(count)}")}"' if where else ""
+    red, green, blue = colour(count)
+    ink = "#fff" if light_text(count) else "#1b1b1b"
+    title = f' title="{escape(f"{where}: {facts(count)}")}"' if where else ""
     mark = ' class="foreign"' if count.foreign else ""
     style = f"background:rgb({red},{green},{blue});color:{ink}"
-    return f'<td{mark}{title} style="{style}">{escape(text or heatmap.percent(count))}</td>'
+    return f'<td{mark}{title} style="{style}">{escape(text or percent(count))}</td>'
 
 
 def _label(kind: Kind) -> str:
-    return escape(heatmap.clipped(kind.name, 60))
+    return escape(clipped(kind.name, 60))

@@ -1,19 +1,14 @@
-"""A picture of what differs between two checkpoints: what it says, and which form a file has.
+"""What a picture of a difference says: its words, figures and colours, so that a PNG and a page show the same.
 
-Here are the words, figures and colours, so that a PNG and a page show the same; how they are drawn is in
-``heatmap_png.py`` and ``heatmap_html.py``. It reads no checkpoint.
+It knows neither form.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from modelswap_engine.checkpoint.grid import OUTSIDE, Count, Grid, Kind, Row, total
 from modelswap_engine.checkpoint.rules import shown
-from modelswap_engine.cli.files import write_whole
-from modelswap_engine.cli.host_options import needs
 from modelswap_engine.cli.render import size
-from modelswap_engine.protocol.errors import BadRequest
 
 Colour = tuple[int, int, int]
 
@@ -22,8 +17,6 @@ FOREIGN: Final[Colour] = (217, 95, 2)
 _LEAST: Final[Colour] = (190, 218, 240)
 _MOST: Final[Colour] = (8, 48, 107)
 _DARK: Final = 0.4
-MAX_ROWS: Final = 1000
-MAX_COLUMNS: Final = 100
 LEGEND: Final = (
     "Colour and figure: share of the bytes that lie in changed tensors, in percent. "
     "No box: the layer has no such tensor"
@@ -75,37 +68,6 @@ class Picture:
     def outside(self) -> tuple[tuple[Kind, Count], ...]:
         """What is in no layer."""
         return tuple(found for row in self.grid.rows if row.layer < 0 for found in self.grid.kinds_of(row))
-
-
-def write_picture(picture: Picture, path: Path) -> None:
-    """Draw into a file: ``.png`` or ``.html``.
-
-    Raises:
-        BadRequest: another form, a package that is missing, or more layers than a picture can show.
-        SourceUnreadable: the file cannot be written.
-    """
-    if len(picture.rows) > MAX_ROWS or len(picture.columns) > MAX_COLUMNS or len(picture.outside) > MAX_ROWS:
-        raise BadRequest(
-            f"a picture shows at most {MAX_ROWS} layers and {MAX_COLUMNS} kinds of tensor, "
-            f"here are {len(picture.rows)} and {len(picture.columns)}",
-            advice="look at: modelswap diff A B --by layer",
-        )
-    form = path.suffix.lower()
-    if form == ".html":
-        from modelswap_engine.cli.heatmap_html import page
-
-        write_whole(path, page(picture).encode())
-    elif form == ".png":
-        try:
-            from modelswap_engine.cli.heatmap_png import png
-        except ModuleNotFoundError as error:
-            raise needs("diff --picture FILE.png", error, extra="pictures") from None
-        write_whole(path, png(picture))
-    else:
-        raise BadRequest(
-            f"{path}: neither .png nor .html, so the form of the picture is not known",
-            advice="name a file that ends with .png or .html",
-        )
 
 
 def colour(count: Count) -> Colour:

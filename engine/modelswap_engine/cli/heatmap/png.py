@@ -8,8 +8,21 @@ from typing import Final
 from PIL import Image, ImageDraw, ImageFont
 
 from modelswap_engine.checkpoint.grid import Count, Kind, Row
-from modelswap_engine.cli import heatmap
-from modelswap_engine.cli.heatmap import Colour, Picture
+from modelswap_engine.cli.heatmap.picture import (
+    FOREIGN,
+    FOREIGN_LEGEND,
+    LEGEND,
+    TICKS,
+    UNCHANGED,
+    UNCHANGED_LEGEND,
+    Colour,
+    Picture,
+    clipped,
+    colour,
+    light_text,
+    percent,
+    scale,
+)
 from modelswap_engine.cli.render import size
 
 _SCALE: Final = 2
@@ -107,13 +120,13 @@ class _Pen:
 
     def cell(self, at: tuple[int, int], count: Count, *, height: int) -> None:
         extent = (_CELL - _GAP, height - _GAP)
-        self.box(at, extent, heatmap.colour(count))
+        self.box(at, extent, colour(count))
         if count.foreign:
-            self.frame(at, extent, heatmap.FOREIGN)
+            self.frame(at, extent, FOREIGN)
         if count.changed:
-            ink = _PAPER if heatmap.light_text(count) else _INK
+            ink = _PAPER if light_text(count) else _INK
             middle = (at[0] + extent[0] // 2, at[1] + extent[1] // 2)
-            self.text(middle, heatmap.percent(count), height=10 if height > _LOW else 9, ink=ink, anchor="mm")
+            self.text(middle, percent(count), height=10 if height > _LOW else 9, ink=ink, anchor="mm")
 
 
 def _layout(picture: Picture) -> _Layout:
@@ -131,8 +144,8 @@ def _layout(picture: Picture) -> _Layout:
     row_height = _HIGH if len(picture.rows) <= _MANY else _LOW
     stacks = len({row.stack for row in picture.rows})
     below = (len(picture.outside) + 2) * (_HIGH + 1) if picture.outside else 0
-    legend = _SCALE_LEFT + _SCALE_WIDTH + 40 + _CELL + 8 + _width(heatmap.FOREIGN_LEGEND, 10)
-    words = max(_width(picture.title, 18), _width(picture.summary, 13), _width(heatmap.LEGEND, 12), legend)
+    legend = _SCALE_LEFT + _SCALE_WIDTH + 40 + _CELL + 8 + _width(FOREIGN_LEGEND, 10)
+    words = max(_width(picture.title, 18), _width(picture.summary, 13), _width(LEGEND, 12), legend)
     return _Layout(
         columns=columns,
         left=left,
@@ -145,19 +158,19 @@ def _layout(picture: Picture) -> _Layout:
 
 
 def _legend(pen: _Pen, top: int) -> None:
-    pen.text((_MARGIN, top), heatmap.LEGEND, height=12)
+    pen.text((_MARGIN, top), LEGEND, height=12)
     top += 20
-    pen.box((_MARGIN, top), (_CELL, 14), heatmap.UNCHANGED)
-    pen.text((_MARGIN, top + 18), heatmap.UNCHANGED_LEGEND, height=10)
+    pen.box((_MARGIN, top), (_CELL, 14), UNCHANGED)
+    pen.text((_MARGIN, top + 18), UNCHANGED_LEGEND, height=10)
     left, wide = _MARGIN + _SCALE_LEFT, _SCALE_WIDTH
     for step in range(wide):
-        pen.box((left + step, top), (1, 14), heatmap.scale((step + 1) / wide))
-    for share in heatmap.TICKS:
+        pen.box((left + step, top), (1, 14), scale((step + 1) / wide))
+    for share in TICKS:
         text = ">0 %" if share == 0 else f"{share:.0%}".replace("%", " %")
         pen.text((left + round(share * wide), top + 18), text, height=10, anchor="ma")
     left += wide + 40
-    pen.frame((left, top), (_CELL, 14), heatmap.FOREIGN)
-    pen.text((left + _CELL + 8, top + 7), heatmap.FOREIGN_LEGEND, height=10, anchor="lm")
+    pen.frame((left, top), (_CELL, 14), FOREIGN)
+    pen.text((left + _CELL + 8, top + 7), FOREIGN_LEGEND, height=10, anchor="lm")
 
 
 def _heads(pen: _Pen, picture: Picture, layout: _Layout) -> None:
@@ -179,7 +192,7 @@ def _layers(pen: _Pen, picture: Picture, layout: _Layout) -> int:
     for row in picture.rows:
         if row.stack != stack:
             stack = row.stack
-            pen.text((_MARGIN, y + _STACK_HEIGHT - 4), heatmap.clipped(stack, 60), height=11, ink=_GREY, anchor="ld")
+            pen.text((_MARGIN, y + _STACK_HEIGHT - 4), clipped(stack, 60), height=11, ink=_GREY, anchor="ld")
             y += _STACK_HEIGHT
         _row(pen, picture, row, layout, y=y, letters=small)
         y += layout.row_height
@@ -213,4 +226,4 @@ def _sums(layout: _Layout) -> int:
 
 
 def _label(kind: Kind) -> str:
-    return heatmap.clipped(kind.name, _LABEL_LENGTH)
+    return clipped(kind.name, _LABEL_LENGTH)

@@ -1,0 +1,1 @@
+"""Pictures of what differs between two checkpoints; nothing here reads one."""
