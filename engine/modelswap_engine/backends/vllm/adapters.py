@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from modelswap_engine.backends.external.adapters import HeldAdapter
-from modelswap_engine.backends.vllm.control import LOAD, VllmControl, bounded, said
+from modelswap_engine.backends.vllm.client import bounded, said
+from modelswap_engine.backends.vllm.control import LOAD, VllmControl
 from modelswap_engine.protocol.errors import IncompatibleAdapter, WorkerLost
 
 UNLOAD: Final = "/v1/unload_lora_adapter"
@@ -34,7 +35,7 @@ class VllmAdapters:
         self._same_start()
         everywhere = set.intersection(*await self._held(seconds=seconds))
         async with bounded("listing models", seconds):
-            status, text = await self._control.send("GET", "/v1/models")
+            status, text = await self._control.client.send("GET", "/v1/models")
         if status != 200:
             raise WorkerLost(f"vLLM answers GET /v1/models with {status}: {said(text)}", advice="see the engine's log")
         return [
@@ -49,7 +50,7 @@ class VllmAdapters:
         before = await self._tidied(seconds=seconds)
         # Never in place: cached keys and values of what was there before would stay.
         body = {"lora_name": name, "lora_path": directory, "load_inplace": False}
-        status, text = await self._control.through_ranks("POST", LOAD, seconds=seconds, json=body)
+        status, text = await self._control.ranks.request("POST", LOAD, seconds=seconds, json=body)
         if status != 200:
             if not await self._control.alive(seconds=seconds):
                 raise WorkerLost(f"vLLM ended while it loaded {name}: {said(text)}", advice="see the engine's log")
@@ -63,7 +64,7 @@ class VllmAdapters:
         """Take the name away, and the matrices."""
         self._same_start()
         async with bounded("unloading an adapter", seconds):
-            status, text = await self._control.send("POST", UNLOAD, json={"lora_name": name})
+            status, text = await self._control.client.send("POST", UNLOAD, json={"lora_name": name})
         if status not in {200, 404}:
             raise WorkerLost(f"vLLM does not unload {name}: {status} {said(text)}", advice="restart the engine")
         number = self._numbers.pop(name, None)
@@ -84,11 +85,11 @@ class VllmAdapters:
         return known
 
     async def _remove(self, number: int, *, seconds: float) -> None:
-        await self._control.collective({"method": "remove_lora", "args": [number]}, seconds=seconds)
+        await self._control.ranks.collective({"method": "remove_lora", "args": [number]}, seconds=seconds)
 
     async def _held(self, *, seconds: float) -> list[set[int]]:
         """Return the numbers that each worker has in its memory."""
-        ranks = await self._control.collective({"method": "list_loras"}, seconds=seconds)
+        ranks = await self._control.ranks.collective({"method": "list_loras"}, seconds=seconds)
         if not ranks or not all(isinstance(numbers, list) for numbers in ranks):
             raise WorkerLost(f"vLLM's ranks say {ranks!r} when asked for their adapters", advice="restart the engine")
         return [set(numbers) for numbers in ranks if isinstance(numbers, list)]

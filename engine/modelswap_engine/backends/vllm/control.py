@@ -1,18 +1,15 @@
 """vLLM's control side over HTTP; see :class:`~modelswap_engine.backends.external.control.EngineControl`.
 
 Most of these routes exist only with ``VLLM_SERVER_DEV_MODE=1``. What they are known to do wrong is dealt with here: a
-flush that says 200 and did not happen, a pause that says 500 and did, and answers of several ranks that belong to the
-call before once one of them has failed.
+flush that says 200 and did not happen, and a pause that says 500 and did.
 """
 
 import asyncio
-import contextlib
 import hashlib
-import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import aiohttp
 from msgspec import structs
@@ -20,9 +17,9 @@ from msgspec import structs
 from modelswap_engine.backends.adapters import AdapterOptions
 from modelswap_engine.backends.external.control import AdapterFacts, EngineFacts
 from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.backends.vllm.client import DEVELOPMENT, VllmClient, bounded
+from modelswap_engine.backends.vllm.ranks import RankCalls
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
-
-T = TypeVar("T")
 
 METHOD: Final = "modelswap"
 LOAD: Final = "/v1/load_lora_adapter"
@@ -39,7 +36,6 @@ _NOTHING: Final = hashlib.sha256(b"").hexdigest()
 _STARTED: Final = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _ADAPTER_OPTIONS: Final = AdapterOptions(slots="--enable-lora", rank="--max-lora-rank", held="--max-cpu-loras")
 _RUNTIME: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-_DEVELOPMENT: Final = "start vLLM with VLLM_SERVER_DEV_MODE=1, on a loopback address"
 
 
 class VllmControl:
@@ -48,18 +44,17 @@ class VllmControl:
     Args:
         url: where it listens.
         session: used for all requests, and by nobody else; closed with the control.
+
+    Attributes:
+        client: makes its requests.
+        ranks: calls all its ranks.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self._url = url.rstrip("/")
-        self._session = session
-        self._calling = asyncio.Lock()
-        self._under_way: set[asyncio.Future[Any]] = set()
+        self.client = VllmClient(url, session)
+        self.ranks = RankCalls(self.client)
         self._made_up = uuid.uuid4().hex
-        self._away = False
         self._boot_id = ""
-        self._ranks = 1
-        self._mixed_up: str | None = None
         self._policy: RequestPolicy | None = None
 
     @property
@@ -70,14 +65,14 @@ class VllmControl:
     async def facts(self, *, seconds: float) -> EngineFacts:
         """Ask the engine's routes that ask no rank."""
         async with bounded("asking what it is", seconds):
-            version = await self._get("/version")
-            models = await self._get("/v1/models")
+            version = await self.client.ask("GET", "/version")
+            models = await self.client.ask("GET", "/v1/models")
             boot_id = await self._start()
             info = await self._configuration()
-            weights = await self._development("/weight_info")
+            weights = await self.client.development("/weight_info")
             adapters = await self._adapters(info)
         config = info.get("vllm_config", {}) if info else {}
-        self._ranks = _number(config, "parallel_config", "world_size", default=1)
+        self.ranks.count = _number(config, "parallel_config", "world_size", default=1)
         self._seen(boot_id)
         extension = _field(config, "parallel_config", "worker_extension_cls")
         bases = [str(model["id"]) for model in models.get("data", []) if model.get("parent") is None]
@@ -86,22 +81,21 @@ class VllmControl:
             version=str(version.get("version", "")),
             boot_id=boot_id,
             weight_version=str(weights.get("weight_version", "")) if weights else "",
-            ranks=self._ranks,
+            ranks=self.ranks.count,
             served_model_names=tuple(bases),
             agent=extension == EXTENSION,
-            policies=frozenset(_PAUSES) if info else frozenset(),
-            refused={} if info else {"weights": f"its control routes are not there; {_DEVELOPMENT}"},
+            refused={} if info else {"weights": f"its control routes are not there; {DEVELOPMENT}"},
             adapters=adapters,
         )
 
     async def _adapters(self, info: dict[str, Any] | None) -> AdapterFacts:
         """Ask what it was started with for adapters, and whether they can come and go."""
         if info is None:
-            return AdapterFacts(reason=f"its control routes are not there; {_DEVELOPMENT}", options=_ADAPTER_OPTIONS)
+            return AdapterFacts(reason=f"its control routes are not there; {DEVELOPMENT}", options=_ADAPTER_OPTIONS)
         lora = info.get("vllm_config", {}).get("lora_config")
         if not isinstance(lora, dict):
             return AdapterFacts(reason="vLLM was started without --enable-lora", options=_ADAPTER_OPTIONS)
-        status, _ = await self.send("POST", LOAD, json={})  # which is refused where it exists
+        status, _ = await self.client.send("POST", LOAD, json={})  # which is refused where it exists
         if status == 404:
             return AdapterFacts(
                 reason=f"vLLM was started without {_RUNTIME}", options=structs.replace(_ADAPTER_OPTIONS, slots=_RUNTIME)
@@ -118,7 +112,7 @@ class VllmControl:
     async def _configuration(self) -> dict[str, Any] | None:
         """Ask what it was started with; the same answer lists the packages of its environment."""
         try:
-            return await self._development("/server_info", config_format="json")
+            return await self.client.development("/server_info", config_format="json")
         except WorkerLost as error:
             raise WorkerLost(
                 f"{error.message} (this route fails where vLLM's environment has neither pip nor uv)",
@@ -127,26 +121,27 @@ class VllmControl:
 
     async def _start(self) -> str:
         """Name the present start of the server: by when it began where it says so, else by whether it was away."""
-        text = await self._text("/metrics")
+        text = await self.client.text("/metrics")
         found = _STARTED.search(text)
         if found is not None:
             return f"vllm-{found[1]}"
-        if self._away:
-            self._made_up, self._away = uuid.uuid4().hex, False
+        if self.client.away:
+            self._made_up, self.client.away = uuid.uuid4().hex, False
         return self._made_up
 
     def _seen(self, boot_id: str) -> None:
         if boot_id != self._boot_id:
-            self._boot_id, self._mixed_up, self._policy = boot_id, None, None
+            self._boot_id, self._policy = boot_id, None
+            self.ranks.started_again()
 
     async def alive(self, *, seconds: float) -> bool:
         """Ask for its health, which is bad once the process that computes is gone."""
         try:
             async with asyncio.timeout(seconds):
-                status, _ = await self.send("GET", "/health")
+                status, _ = await self.client.send("GET", "/health")
                 return status == 200
         except (NotReady, WorkerLost, TimeoutError):
-            self._away = True
+            self.client.away = True
             return False
 
     async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
@@ -161,7 +156,7 @@ class VllmControl:
                 self._same_policy(policy)
                 return
             self._policy = policy
-            asked = self._in_background(self._ask("POST", "/pause", params=_PAUSES[policy]))
+            asked = self.client.in_background(self.client.ask("POST", "/pause", params=_PAUSES[policy]))
             try:
                 while True:
                     answered = asked.done()
@@ -191,7 +186,7 @@ class VllmControl:
     async def resume(self, *, seconds: float) -> None:
         """Resume and read back."""
         async with bounded("resuming", seconds):
-            await self._ask("POST", "/resume")
+            await self.client.ask("POST", "/resume")
             if await self._paused():
                 raise WorkerLost("vLLM says that it resumed, and that it is paused", advice="restart the engine")
             self._policy = None
@@ -202,7 +197,7 @@ class VllmControl:
             return await self._paused()
 
     async def _paused(self) -> bool:
-        return (await self._ask("GET", "/is_paused")).get("is_paused") is True
+        return (await self.client.ask("GET", "/is_paused")).get("is_paused") is True
 
     async def flush(self, *, seconds: float) -> bool:
         """Reset the prefix cache; the status is 200 either way."""
@@ -210,99 +205,23 @@ class VllmControl:
             return await self._flush()
 
     async def _flush(self) -> bool:
-        return (await self._ask("POST", "/reset_prefix_cache")).get("success") is True
+        return (await self.client.ask("POST", "/reset_prefix_cache")).get("success") is True
 
     async def call_all(self, text: str, *, seconds: float) -> Sequence[str]:
         """Call our method on every worker."""
-        answers = await self.collective({"method": METHOD, "args": [text]}, seconds=seconds)
+        answers = await self.ranks.collective({"method": METHOD, "args": [text]}, seconds=seconds)
         wrong = [answer for answer in answers if not isinstance(answer, str)]
-        if wrong or len(answers) != self._ranks:
-            self._mixed_up = self._boot_id
-            raise WorkerLost(
-                f"{len(answers)} ranks of {self._ranks} answered with text ({len(wrong)} of them did not)",
-                advice="restart the engine: later answers may belong to this call",
+        if wrong or len(answers) != self.ranks.count:
+            raise self.ranks.mixed_up(
+                f"{len(answers)} ranks of {self.ranks.count} answered with text ({len(wrong)} of them did not)"
             )
         return [str(answer) for answer in answers]
-
-    async def collective(self, call: dict[str, Any], *, seconds: float) -> list[object]:
-        """Call a method of every worker, and return their results in order; raises as :meth:`call_all` does."""
-        answer = await self._ask_ranks("/collective_rpc", {**call, "timeout": seconds}, seconds=seconds)
-        results = answer.get("results")
-        return results if isinstance(results, list) else []
-
-    async def _ask_ranks(self, path: str, body: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        return await self._to_its_end(self._ranks_answer(path, body, seconds=seconds))
-
-    async def _ranks_answer(self, path: str, body: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        async with self._alone():
-            try:
-                async with bounded("calling all ranks", seconds):
-                    return await self._ask("POST", path, json=body)
-            except (NotReady, BadRequest):
-                raise
-            except BaseException:
-                self._mixed_up = self._boot_id
-                raise
-
-    async def through_ranks(self, verb: str, path: str, *, seconds: float, **options: Any) -> tuple[int, str]:
-        """Make a request that vLLM itself turns into a call to all ranks; return its status and text.
-
-        Raises:
-            NotReady, WorkerLost: as :meth:`call_all`; also where one of several ranks refused, for the others' answers
-                stay behind.
-        """
-        return await self._to_its_end(self._through_ranks(verb, path, seconds=seconds, **options))
-
-    async def _through_ranks(self, verb: str, path: str, *, seconds: float, **options: Any) -> tuple[int, str]:
-        async with self._alone():
-            try:
-                async with bounded(f"{verb} {path}", seconds):
-                    status, text = await self.send(verb, path, **options)
-            except NotReady:
-                raise
-            except BaseException:
-                self._mixed_up = self._boot_id
-                raise
-            if status not in {200, 400} and self._ranks > 1:
-                self._mixed_up = self._boot_id
-                raise WorkerLost(
-                    f"a rank of {self._ranks} refused {verb} {path}: {said(text)}", advice="restart the engine"
-                )
-            return status, text
-
-    async def _to_its_end(self, call: Coroutine[Any, Any, T]) -> T:
-        """Have a call to the ranks answered also where whoever waits for it gives up, as a check does for a swap.
-
-        A call that is broken off leaves answers behind, and costs a restart of the engine.
-        """
-        return await asyncio.shield(self._in_background(call))
-
-    def _in_background(self, call: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
-        task = asyncio.ensure_future(call)
-        self._under_way.add(task)
-        task.add_done_callback(self._over)
-        return task
-
-    def _over(self, task: asyncio.Future[Any]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at: nobody may be left who waits for it
-
-    @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        async with self._calling:
-            if self._mixed_up is not None:
-                raise WorkerLost(
-                    "an earlier call to vLLM's ranks failed; answers to later ones may belong to it",
-                    advice="restart the engine",
-                )
-            yield
 
     async def set_version(self, digest: str, *, seconds: float) -> None:
         """Change the label and read it back."""
         async with bounded("labelling", seconds):
-            await self._ask("POST", "/update_weight_version", json={"new_version": digest})
-            label = (await self._ask("GET", "/weight_info")).get("weight_version")
+            await self.client.ask("POST", "/update_weight_version", json={"new_version": digest})
+            label = (await self.client.ask("GET", "/weight_info")).get("weight_version")
         if label != digest:
             raise WorkerLost(f"vLLM calls its weights {label!r} after it was told {digest!r}", advice="try again")
 
@@ -318,12 +237,10 @@ class VllmControl:
         weights; nothing but its answer says so.
         """
         arguments = {"weights_path": directory, "is_checkpoint_format": True}
-        results = await self.collective({"method": "reload_weights", "kwargs": arguments}, seconds=seconds)
-        if results != [None] * self._ranks:
-            self._mixed_up = self._boot_id
-            raise WorkerLost(
-                f"{len(results)} ranks of {self._ranks} answered a load, and not all with nothing",
-                advice="restart the engine: later answers may belong to this call",
+        results = await self.ranks.collective({"method": "reload_weights", "kwargs": arguments}, seconds=seconds)
+        if results != [None] * self.ranks.count:
+            raise self.ranks.mixed_up(
+                f"{len(results)} ranks of {self.ranks.count} answered a load, and not all with nothing"
             )
 
     async def checksums(self, *, seconds: float) -> dict[int, dict[str, str]]:
@@ -331,7 +248,7 @@ class VllmControl:
 
         On a processor linear layers keep their weights packed, and what is hashed in their place is nothing.
         """
-        answer = await self._ask_ranks("/weight_checker", {"action": "checksum"}, seconds=seconds)
+        answer = await self.ranks.ask("/weight_checker", {"action": "checksum"}, seconds=seconds)
         found: dict[int, dict[str, str]] = {}
         for key, value in answer.get("checksums", {}).items():
             where = _PARAMETER.fullmatch(key)
@@ -345,76 +262,13 @@ class VllmControl:
     async def config(self, *, seconds: float) -> dict[str, Any]:
         """Ask what it was started with; empty where it does not tell."""
         async with bounded("asking what it was started with", seconds):
-            info = await self._development("/server_info", config_format="json")
+            info = await self.client.development("/server_info", config_format="json")
         found = info.get("vllm_config") if info else None
         return found if isinstance(found, dict) else {}
 
     async def close(self) -> None:
         """Give up calls that nobody waits for any more, and close the session."""
-        for task in self._under_way:
-            task.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
-        await self._session.close()
-
-    async def _development(self, path: str, **params: str) -> dict[str, Any] | None:
-        """Return the answer of a route that may not be there."""
-        try:
-            return await self._ask("GET", path, params=params)
-        except BadRequest:
-            return None
-
-    async def _get(self, path: str) -> dict[str, Any]:
-        return await self._ask("GET", path)
-
-    async def _text(self, path: str) -> str:
-        status, text = await self.send("GET", path)
-        return text if status == 200 else ""
-
-    async def _ask(self, verb: str, path: str, **options: Any) -> dict[str, Any]:
-        status, text = await self.send(verb, path, **options)
-        if status in {400, 404, 405, 422}:
-            raise BadRequest(f"vLLM refuses {verb} {path}: {status} {said(text)}", advice=_DEVELOPMENT)
-        if status != 200:
-            raise WorkerLost(f"vLLM answers {verb} {path} with {status}: {said(text)}", advice="see the engine's log")
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        return found if isinstance(found, dict) else {}
-
-    async def send(self, verb: str, path: str, **options: Any) -> tuple[int, str]:
-        """Make one request, and return its status and text; the caller bounds it."""
-        # A connection that was kept may be closed just as it is used again; then nobody knows whether the call arrived.
-        alone = {"Connection": "close"}
-        try:
-            async with self._session.request(verb, f"{self._url}{path}", headers=alone, **options) as answer:
-                return answer.status, await answer.text()
-        except aiohttp.ClientConnectorError as error:
-            self._away = True
-            raise NotReady(f"vLLM does not listen at {self._url}: {error}", advice="see the engine's log") from error
-        except (aiohttp.ClientError, UnicodeDecodeError) as error:
-            self._away = True
-            raise WorkerLost(
-                f"vLLM broke off {verb} {path}: {str(error) or type(error).__name__}", advice="see the engine's log"
-            ) from error
-
-
-@contextlib.asynccontextmanager
-async def bounded(doing: str, seconds: float) -> AsyncIterator[None]:
-    """Give several requests a time; to run out of it is to have no usable answer."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as late:
-        raise WorkerLost(f"{doing}: vLLM gave no answer within {seconds:g} s", advice="see the engine's log") from late
-
-
-def said(text: str) -> str:
-    """Return what an error of vLLM's says, without what is around it."""
-    try:
-        return str(json.loads(text)["error"]["message"])[:300]
-    except (ValueError, KeyError, TypeError):
-        return text[:300]
+        await self.client.close()
 
 
 def _field(config: Any, part: str, name: str) -> Any:
