@@ -100,3 +100,33 @@ def fuse(parts: Iterable[Part], table: LiveTable) -> tuple[Group, ...]:
         if members
     )
     return tuple(sorted(groups, key=lambda group: group.sources))
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Layout:
+    """How the tensors of a checkpoint lie in a live module.
+
+    Attributes:
+        table: the module's memory.
+        loader: the engine's rules.
+        shapes: of the checkpoint's tensors, on the meta device.
+        groups: what is exchanged together.
+        home: the group of each checkpoint tensor.
+    """
+
+    table: LiveTable
+    loader: Loader
+    shapes: Mapping[str, torch.Tensor]
+    groups: tuple[Group, ...]
+    home: Mapping[str, Group]
+
+    @classmethod
+    def of(cls, table: LiveTable, loader: Loader, shapes: Mapping[str, torch.Tensor]) -> "Layout":
+        """Work it out.
+
+        Raises:
+            IncompatibleModel: see :func:`fuse`.
+        """
+        groups = fuse(loader.plan(shapes), table)
+        home = {name: group for group in groups for name in group.sources}
+        return cls(table=table, loader=loader, shapes=shapes, groups=groups, home=home)

@@ -14,17 +14,18 @@ import torch
 
 from modelswap_engine.backends.port import RuntimeHash, Stage, StageRetained, TensorRange
 from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, NotFound
+from modelswap_engine.weights.assembly import Assembly
 from modelswap_engine.weights.export.view import CheckpointView
-from modelswap_engine.weights.hashing import sha256_of
-from modelswap_engine.weights.live import LiveTable, storages
-from modelswap_engine.weights.mapping import Group, Loader, fuse
+from modelswap_engine.weights.live import LiveTable
+from modelswap_engine.weights.mapping import Group, Layout, Loader
 from modelswap_engine.weights.pace import Pace
-from modelswap_engine.weights.packed import Packed, Unpacking, held
+from modelswap_engine.weights.packed import Unpacking
 from modelswap_engine.weights.place import HOST, Place
 from modelswap_engine.weights.proof import Known, Proof
-from modelswap_engine.weights.reader import check_hash, dtype_of, read_tensor
-from modelswap_engine.weights.stage import build_groups, same_bytes, touched_groups
-from modelswap_engine.weights.transfer.inbox import Held, Inbox
+from modelswap_engine.weights.reader import dtype_of
+from modelswap_engine.weights.sizes import Sizes, sizes_of
+from modelswap_engine.weights.stage import same_bytes
+from modelswap_engine.weights.transfer.inbox import Inbox
 from modelswap_engine.weights.version import Change, Method, Staged, Version, plan_change
 
 
@@ -37,15 +38,6 @@ class Snapshot:
 
     digest: str
     tensors: Mapping[str, torch.Tensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Bytes held by the live, the staged and the retained version; shared memory is counted once."""
-
-    live: int
-    staged: int
-    previous: int
 
 
 def meta_tensors(checkpoint: Sequence[TensorRange]) -> dict[str, torch.Tensor]:
@@ -82,18 +74,13 @@ class WeightUpdater:
         place: Place = HOST,
     ) -> None:
         self._table = module if isinstance(module, LiveTable) else LiveTable(module)
-        self._loader = loader
         self._midway = midway
-        self._threads = threads
         self._method = method
         self._place = place
-        self._shapes = meta_tensors(checkpoint)
-        self.groups = fuse(loader.plan(self._shapes), self._table)
-        self._home: dict[str, Group] = {name: group for group in self.groups for name in group.sources}
-        hashes = {item.name: item.sha256 for item in checkpoint}
-        self._proof = Proof(
-            self.groups, loader, self._shapes, Known(hashes, dict(slices or {})), threads=threads, place=place
-        )
+        self._layout = layout = Layout.of(self._table, loader, meta_tensors(checkpoint))
+        self.groups = layout.groups
+        known = Known({item.name: item.sha256 for item in checkpoint}, dict(slices or {}))
+        self._proof = Proof(layout.groups, loader, layout.shapes, known, threads=threads, place=place)
         self._lock = threading.Lock()
         self._digest = digest
         self._expected = self._table.pointers()
@@ -102,8 +89,11 @@ class WeightUpdater:
         self._prepared: Change | None = None
         self._applied: Change | None = None
         self._committed = ""
-        self.inbox = Inbox()
         self._written: Mapping[str, torch.Tensor] = {}
+        self.inbox = Inbox()
+        self._assembly = Assembly(
+            layout, proof=self._proof, inbox=self.inbox, view=self.view, threads=threads, place=place
+        )
 
     @property
     def digest(self) -> str:
@@ -148,7 +138,7 @@ class WeightUpdater:
     def begin(self, order: Stage) -> Callable[[Pace], Staged]:
         """Make room for what is to be staged and return the reading, which any thread may do; see :meth:`accept`."""
         self._make_room(drop_previous=order.drop_previous)
-        return functools.partial(self._read, order)
+        return functools.partial(self._assembly.read, order)
 
     def accept(self, staged: Staged) -> Staged:
         """Take what a reading found as the staged version."""
@@ -161,45 +151,13 @@ class WeightUpdater:
         if drop_previous:
             self._previous = None
 
-    def _read(self, order: Stage, pace: Pace) -> Staged:
-        touched = touched_groups(order.tensors, self._home, self._shapes)
-        fetch = functools.partial(self._fetch, order.operation_id)
-        made, slices = build_groups(
-            touched, self._loader, self._table, pace=pace, threads=self._threads, fetch=fetch, place=self._place
-        )
-        read = [member for _, members in touched for member in members]
-        known = Known(
-            whole={member.name: member.sha256 for member in read},
-            slices=slices,
-            converted=self._proof.hash_converted(made, (group for group, _ in touched)),
-        )
-        version = Version(
-            digest=order.digest,
-            tensors={slot: value for slot, value in made.items() if not isinstance(value, Packed)},
-            known=known,
-            packed={cell: value for cell, value in made.items() if isinstance(value, Packed)},
-        )
-        fetched = sum(member.nbytes for member in read if member.path)
-        return Staged(order.operation_id, version, order.keep_previous, fetched_bytes=fetched)
-
-    def _fetch(self, operation_id: str, wanted: TensorRange, *, pace: Pace) -> torch.Tensor:
-        if wanted.path:
-            return read_tensor(wanted, pace=pace, place=self._place)
-        held = self.inbox.take(operation_id, wanted.name)
-        if held is None:  # the part of a fused parameter that nobody sent; of a split model, this process's slice of it
-            tensor = self.view().held(wanted.name)
-            found = self.answers({wanted.name: sha256_of(tensor, self._place)})
-            held = Held(tensor, found[wanted.name])
-        check_hash(wanted, held.sha256)
-        with self._place.beside():
-            return held.tensor.to(self._place.device)
-
     def view(self) -> CheckpointView:
         """Return the live tensors of this moment as checkpoint tensors; safe beside a commit."""
         with self._lock:
             tensors, hashes, digest = self._live(), dict(self._proof.whole), self._digest
+        layout = self._layout
         return CheckpointView(
-            self._loader, self._home, self._shapes, tensors, hashes=hashes, digest=digest, place=self._place
+            layout.loader, layout.home, layout.shapes, tensors, hashes=hashes, digest=digest, place=self._place
         )
 
     def stage_retained(self, order: StageRetained) -> Staged:
@@ -389,28 +347,8 @@ class WeightUpdater:
 
     def sizes(self) -> Sizes:
         """Return what the versions hold in bytes; safe beside a change."""
-        previous_version, staged_version, prepared, applied = (
-            self._previous,
-            self._staged,
-            self._prepared,
-            self._applied,
+        # Read once: another thread may be in the middle of a change.
+        previous, staged, prepared, applied = self._previous, self._staged, self._prepared, self._applied
+        return sizes_of(
+            self._table, previous=previous, staged=staged, prepared=prepared, applied=applied, arrived=self.inbox
         )
-        live = storages(slot.tensor for slot in self._table.slots.values())
-        live |= held(cell.live for cell in self._table.cells.values())
-        previous = _held(previous_version, applied.older if applied else None)
-        staged = _held(
-            staged_version.version if staged_version else None,
-            prepared.old if prepared else None,
-            applied.staged.version if applied else None,
-        )
-        # A version that came back is live: what undoes its return must not be counted as if it held it once more.
-        previous = {place: size for place, size in previous.items() if place not in live}
-        beside = sum(size for place, size in staged.items() if place not in live and place not in previous)
-        return Sizes(live=sum(live.values()), staged=beside + self.inbox.nbytes, previous=sum(previous.values()))
-
-
-def _held(*versions: Version | None) -> dict[int, int]:
-    there = [version for version in versions if version is not None]
-    return storages(tensor for version in there for tensor in version.tensors.values()) | held(
-        packed for version in there for packed in version.packed.values()
-    )
