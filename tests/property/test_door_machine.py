@@ -100,7 +100,7 @@ class Door(RuleBasedStateMachine):
         async def call():
             holder, was_open = self.held.get(lease), self.world.state.gate.open
             try:
-                await self.world.coordinator.pause(PauseRequest(lease_id=lease, owner=owner, seconds=seconds))
+                await self.world.coordinator.leases.take(PauseRequest(lease_id=lease, owner=owner, seconds=seconds))
             except ForeignOwner:
                 assert holder is not None
                 assert holder[0] != owner
@@ -116,7 +116,7 @@ class Door(RuleBasedStateMachine):
         async def call():
             holder = self.held.get(lease)
             try:
-                await self.world.coordinator.resume(ResumeRequest(lease_id=lease, owner=owner))
+                await self.world.coordinator.leases.give_back(ResumeRequest(lease_id=lease, owner=owner))
             except ForeignOwner:
                 assert holder is not None
                 assert holder[0] != owner

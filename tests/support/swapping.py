@@ -129,7 +129,7 @@ class World:
 
     async def crash(self, *, engine_survives: bool = False) -> None:
         """SIGKILL of the process: nothing of it runs on; the engine dies with it unless it survives."""
-        await self.coordinator._core.end_tasks()
+        await self.coordinator._core.tasks.end()
         self.journal.close()
         if not engine_survives:
             self.backend.kill()

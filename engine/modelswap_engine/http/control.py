@@ -125,11 +125,11 @@ class ControlPort:
 
     async def pause(self, request: web.Request) -> web.Response:
         """Hold new requests by lease."""
-        return json_response(await self._coordinator.pause(await read_body(request, PauseRequest)))
+        return json_response(await self._coordinator.leases.take(await read_body(request, PauseRequest)))
 
     async def resume(self, request: web.Request) -> web.Response:
         """Give a lease back."""
-        return json_response(await self._coordinator.resume(await read_body(request, ResumeRequest)))
+        return json_response(await self._coordinator.leases.give_back(await read_body(request, ResumeRequest)))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream the states of one operation until it ends; ``Last-Event-ID`` skips what was seen."""

@@ -5,18 +5,15 @@ A difference means that the engine would answer with weights nobody chose: nobod
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from modelswap_engine.backends.port import Hashes
 from modelswap_engine.checkpoint.manifest import Manifest
-from modelswap_engine.protocol.engine_state import AuditState, CheckState
+from modelswap_engine.protocol.engine_state import AuditState
 from modelswap_engine.protocol.errors import BadRequest, Busy, DigestMismatch, ModelswapError, WorkerLost
-from modelswap_engine.protocol.messages import CheckRequest, CheckResult, Coordinates, TensorCheck
+from modelswap_engine.protocol.messages import CheckResult, Coordinates, TensorCheck
 from modelswap_engine.swap import recovery
 from modelswap_engine.swap.core import Core, log
 from modelswap_engine.swap.versions import Version
-
-_NAMES_SHOWN: Final = 100
 
 
 def compare(manifest: Manifest, hashes: Hashes, *, groups: Iterable[Iterable[str]], pattern: str) -> list[TensorCheck]:
@@ -94,21 +91,6 @@ async def check(
     )
 
 
-def remembered(result: CheckResult, request: CheckRequest, *, finished_at: str) -> CheckState:
-    """Return what the state says of a check that somebody asked for; at most so many names."""
-    return CheckState(
-        action=request.action,
-        pattern=request.pattern,
-        digest=result.digest,
-        ok=result.ok,
-        tensors=result.checked,
-        bytes=result.bytes,
-        seconds=result.seconds,
-        mismatched=list(dict.fromkeys(item.name for item in result.mismatched))[:_NAMES_SHOWN],
-        finished_at=finished_at,
-    )
-
-
 def _found(core: Core, version: Version, mismatched: Sequence[TensorCheck], hashes: Hashes) -> None:
     first, names = mismatched[0], {item.name for item in mismatched}
     ranks = ", ".join(map(str, first.ranks))
@@ -135,7 +117,7 @@ def audit(core: Core) -> None:
     """Re-hash everything in the background and remember the result; one at a time, giving way to swaps."""
     if not core.audit_pending:
         core.audit_pending = True
-        core.spawn(_audit(core))
+        core.tasks.spawn(_audit(core))
 
 
 async def _audit(core: Core) -> None:

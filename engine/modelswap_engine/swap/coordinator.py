@@ -6,7 +6,7 @@ composes the one view of everything. How a swap goes is in ``transaction``, how 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.backends.transfer import Transfers
@@ -14,27 +14,21 @@ from modelswap_engine.limits import MemoryProbe
 from modelswap_engine.protocol.assignment import Assignment, EngineRestart
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import (
-    BadRequest,
     Busy,
     Cancelled,
-    DrainTimeout,
     ModelswapError,
     NotFound,
     NotReady,
 )
 from modelswap_engine.protocol.messages import (
-    LONGEST_LEASE_SECONDS,
     CancelRequest,
-    CheckAction,
     CheckRequest,
     CheckResult,
     HoldRequest,
-    PauseRequest,
     Plan,
     PlanRequest,
     ProceedRequest,
     ReleaseRequest,
-    ResumeRequest,
     RollbackRequest,
     SwapRequest,
     SwapStatus,
@@ -42,11 +36,10 @@ from modelswap_engine.protocol.messages import (
 )
 from modelswap_engine.protocol.prefetch import PrefetchRequest, PrefetchState
 from modelswap_engine.signing.policy import Signatures
-from modelswap_engine.swap import entry, proceeding, recovery, retention, shutdown, snapshot
+from modelswap_engine.swap import checking, entry, proceeding, recovery, retention, shutdown
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
-from modelswap_engine.swap.audit import check, remembered
-from modelswap_engine.swap.clock import Clock, Offload, OneThread, within
+from modelswap_engine.swap.clock import Clock, Offload, OneThread
 from modelswap_engine.swap.companion import Alone, Companion
 from modelswap_engine.swap.core import Core, Resolver
 from modelswap_engine.swap.exchange import Exchange
@@ -54,15 +47,14 @@ from modelswap_engine.swap.export import Export
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.kv import KvCache
+from modelswap_engine.swap.leases import Leases
 from modelswap_engine.swap.listener import Encode, VersionListener
-from modelswap_engine.swap.lock import Scope
 from modelswap_engine.swap.operations import Operation
 from modelswap_engine.swap.parts import Parts
 from modelswap_engine.swap.peers import Peers
 from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.prefetch import Prefetch
 from modelswap_engine.swap.settings import SwapSettings
-from modelswap_engine.swap.still import still
 from modelswap_engine.swap.supervisor import Supervisor
 from modelswap_engine.swap.updates import Updates
 from modelswap_engine.swap.view import engine_state
@@ -88,6 +80,7 @@ class Coordinator:
         signatures: who must vouch for versions; None asks for no more than they do themselves.
 
     Attributes:
+        leases: new requests held, by whoever wants the engine quiet.
         updates: weight updates by a trainer: begin, commit, abort.
         parts: what fills them.
         export: weights that leave: to process groups, to folders.
@@ -122,12 +115,13 @@ class Coordinator:
             listeners=listeners,
             encode=encode,
             companion=companion or Alone(),
-            memory=memory or MemoryProbe(),
+            probe=memory or MemoryProbe(),
             offload=offload,
             journal_offload=journal_offload or OneThread("journal"),
             signatures=signatures or Signatures(),
         )
         self._admissions = Admissions(gate=gate, lock=self._core.lock, live=self._core.live_ref)
+        self.leases = Leases(self._core)
         self.updates = Updates(self._core)
         exchange = Exchange(self._core, transfers=transfers)
         self.parts = Parts(self._core, updates=self.updates, exchange=exchange)
@@ -165,7 +159,7 @@ class Coordinator:
             core.unpublish("LoadFailed", failure.body())
         else:
             await supervisor.attempt()
-        core.spawn(supervisor.run())
+        core.tasks.spawn(supervisor.run())
 
     async def drain(self, timeout: float) -> None:
         """Before the process ends: leave the endpoints, refuse new requests, wait for those in flight."""
@@ -175,7 +169,7 @@ class Coordinator:
         """End all tasks and the engine; what still runs ends with an error."""
         core = self._core
         shutdown.refuse(core)
-        await core.end_tasks()
+        await core.tasks.end()
         await core.companion.stop()
         core.gate.shut()
         await core.backend.stop()
@@ -351,27 +345,8 @@ class Coordinator:
         return self._prefetch.ask(request)
 
     async def check(self, request: CheckRequest) -> CheckResult:
-        """Re-hash live tensors; a mismatch with the live version holds all requests until it is repaired.
-
-        Raises:
-            BadRequest: the pattern names nothing, or snapshots are switched off.
-            NotFound: a comparison without a snapshot.
-            Busy: an operation is in progress.
-            DrainTimeout: requests inside did not end in the time that the check may wait for them.
-            NotReady: nothing is live.
-        """
-        core = self._core
-        if core.operations.current is not None:
-            raise Busy(f"operation {core.operations.current.id!r} is in progress", advice="try again when it has ended")
-        async with core.mutex:
-            if core.live is None:
-                raise NotReady("no version is live in this engine", advice="read the state for the reason")
-            look = {CheckAction.SNAPSHOT: snapshot.take, CheckAction.COMPARE: snapshot.compare}.get(request.action)
-            async with still(core, request.timeout_seconds) if request.still else nullcontext():
-                result = await (look or check)(core, core.live, request.pattern, still=request.still)
-        core.last_check = remembered(result, request, finished_at=core.clock.timestamp())
-        core.touch()
-        return result
+        """Look at the live tensors because somebody asked; see :func:`checking.look`."""
+        return await checking.look(self._core, request)
 
     async def release(self, request: ReleaseRequest) -> EngineState:
         """Give up the retained previous version.
@@ -385,44 +360,4 @@ class Coordinator:
         fences.check_pod(request.fence, core.settings.pod_uid)
         fences.check_control(request.fence, core.journal.state.accepted)
         await retention.give_up(core)
-        return self.state()
-
-    async def pause(self, request: PauseRequest) -> EngineState:
-        """Hold new requests by lease.
-
-        Raises:
-            BadRequest: an empty id, or a time outside 0 to one hour.
-            ForeignOwner: somebody else holds a lease with this id.
-            Busy: too many leases are held.
-        """
-        if not request.lease_id or not 0 < request.seconds <= LONGEST_LEASE_SECONDS:
-            raise BadRequest(f"a lease needs an id and more than 0 and at most {LONGEST_LEASE_SECONDS} seconds")
-        self._core.gate.take_lease(request.lease_id, owner=request.owner, seconds=request.seconds)
-        return self.state()
-
-    def holds(self, lease_id: str) -> bool:
-        """Say whether somebody holds new requests by this lease."""
-        return self._core.gate.holds(lease_id)
-
-    async def quiet(self, seconds: float, *, scope: Scope = Scope.ALL) -> None:
-        """Wait until no request of the scope is inside; whoever wants it to stay that way holds a lease.
-
-        Raises:
-            DrainTimeout: some were, for longer than that.
-        """
-        core = self._core
-        try:
-            await within(core.clock, seconds, core.lock.idle(scope))
-        except TimeoutError:
-            raise DrainTimeout(
-                f"{core.lock.inside} requests did not end within {seconds:g} s", advice="wait longer, or abort them"
-            ) from None
-
-    async def resume(self, request: ResumeRequest) -> EngineState:
-        """Give a lease back.
-
-        Raises:
-            ForeignOwner: it is somebody else's.
-        """
-        self._core.gate.end_lease(request.lease_id, owner=request.owner)
         return self.state()

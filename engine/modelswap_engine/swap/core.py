@@ -8,15 +8,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from modelswap_engine.backends.port import Backend
-from modelswap_engine.limits import Memory, MemoryProbe
+from modelswap_engine.limits import MemoryProbe
 from modelswap_engine.protocol.assignment import Assignment
-from modelswap_engine.protocol.engine_state import AuditState, CheckState, MemoryState
+from modelswap_engine.protocol.engine_state import AuditState, CheckState
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, Unavailable
 from modelswap_engine.protocol.messages import Coordinates, SwapStatus, VersionRef
 from modelswap_engine.protocol.prefetch import PrefetchState
@@ -26,17 +26,19 @@ from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap import machine
 from modelswap_engine.swap.clock import Clock, Offload, within
 from modelswap_engine.swap.companion import Companion
+from modelswap_engine.swap.drift import Drift
 from modelswap_engine.swap.engine import Engine
 from modelswap_engine.swap.gate import Gate
-from modelswap_engine.swap.growth import Growth, observe
 from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.listener import Encode, VersionListener
 from modelswap_engine.swap.lock import UpdateLock
+from modelswap_engine.swap.memory import MemoryWatch
 from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.operations import Operation, Operations
 from modelswap_engine.swap.received import Received
 from modelswap_engine.swap.records import Assigned, Outcome, Record, Registered, Served
 from modelswap_engine.swap.settings import SwapSettings
+from modelswap_engine.swap.tasks import Tasks
 from modelswap_engine.swap.versions import Version, VersionStore
 
 log: Final = logging.getLogger("modelswap.swap")
@@ -52,25 +54,7 @@ class Resolver(Protocol):
         """Say which versions are in use."""
 
 
-_DRIFT_HOLD: Final = "drift"
-_DRIFT_PATIENCE: Final = 60.0
-
-
-@dataclass
-class Drift:
-    """Live tensors that are not what the live version says, by checkpoint name; none while all is well.
-
-    ``attempts`` to repair them were made so far, ``begun`` of them and of earlier ones; ``repaired`` counts the times
-    that they were right again.
-    """
-
-    names: tuple[str, ...] = ()
-    message: str = ""
-    attempts: int = 0
-    begun: int = 0
-    repaired: int = 0
-
-
+@dataclass(kw_only=True, eq=False)
 class Core:
     """The shared state.
 
@@ -89,76 +73,60 @@ class Core:
         loaded_at: when a whole version was last loaded, in the clock's seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        backend: Backend,
-        sources: Resolver,
-        journal: Journal,
-        gate: Gate,
-        clock: Clock,
-        settings: SwapSettings,
-        listeners: Sequence[VersionListener],
-        encode: Encode | None,
-        companion: Companion,
-        memory: MemoryProbe,
-        offload: Offload,
-        journal_offload: Offload,
-        signatures: Signatures,
-    ) -> None:
-        self.backend = backend
-        self.sources = sources
-        self.journal = journal
-        self.gate = gate
-        self.clock = clock
-        self.settings = settings
-        self.listeners = tuple(listeners)
-        self.encode = encode
-        self.companion = companion
-        self.signatures = signatures
-        self.engine = Engine(backend=backend, clock=clock, settings=settings)
-        self.lock = UpdateLock(clock=clock)
-        self.operations = Operations(remembered=lambda key: journal.state.outcome(key))
-        self.store = VersionStore(settings.state_dir / "versions", offload=offload)
+    backend: Backend
+    sources: Resolver
+    journal: Journal
+    gate: Gate
+    clock: Clock
+    settings: SwapSettings
+    listeners: Sequence[VersionListener]
+    encode: Encode | None
+    companion: Companion
+    signatures: Signatures
+    offload: Offload
+    journal_offload: Offload
+    probe: InitVar[MemoryProbe]
+
+    def __post_init__(self, probe: MemoryProbe) -> None:
+        settings = self.settings
+        self.engine = Engine(backend=self.backend, clock=self.clock, settings=settings)
+        self.memory = MemoryWatch(self.engine, probe=probe, offload=self.offload, limits=settings.growth)
+        self.lock = UpdateLock(clock=self.clock)
+        self.drift = Drift(self.gate)
+        self.operations = Operations(remembered=lambda key: self.journal.state.outcome(key))
+        self.store = VersionStore(settings.state_dir / "versions", offload=self.offload)
+        self.tasks = Tasks()
         self.mutex = asyncio.Lock()
+        self.poked = asyncio.Event()
+        self.probed = asyncio.Event()
         self.live: Version | None = None
         self.previous: Version | None = None
-        self.away = ""
-        self.drift = Drift()
-        self.growth = Growth()
         self.retiring: Version | None = None
+        self.away = ""
         self.reason = ""
         self.message = ""
         self.quarantined = False
         self.closing = False
         self.stopping = False
-        self.memory = MemoryState()
-        self.audit: AuditState | None = None
-        self.last_check: CheckState | None = None
-        self.snapshot: dict[tuple[Coordinates, str], dict[int, str]] = {}
-        self.audit_pending = False
         self.update: OpenUpdate | None = None
         self.received: Received | None = None
         self.prefetched: list[PrefetchState] = []
-        self.audited_at = clock.monotonic()
+        self.audit: AuditState | None = None
+        self.audit_pending = False
+        self.last_check: CheckState | None = None
+        self.snapshot: dict[tuple[Coordinates, str], dict[int, str]] = {}
         self.completed = 0
-        self._previous_until: float | None = None
-        self._loaded_after = 0
         self.restarts = 0
         self.loaded_at = 0.0
         self.seq = 1
-        self.poked = asyncio.Event()
-        self.probed = asyncio.Event()
-        self._probe = memory
-        self.offload = offload
-        self.reread: Callable[[], Assignment | None] = lambda: None
-        self._journal_offload = journal_offload
-        self._recording = asyncio.Lock()
+        self._previous_until: float | None = None
         self._owed: tuple[Record, ...] = ()
         self._reading: asyncio.Future[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        gate.on_change(self.touch)
-        companion.attach(self)
+        self.audited_at = self.clock.monotonic()
+        self.reread: Callable[[], Assignment | None] = lambda: None
+        self._recording = asyncio.Lock()
+        self.gate.on_change(self.touch)
+        self.companion.attach(self)
 
     @property
     def ready(self) -> bool:
@@ -200,22 +168,6 @@ class Core:
         """Something visible changed."""
         self.seq += 1
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work of our own: it outlives whoever asked for it."""
-        task = self._start(work)
-        task.add_done_callback(_report)
-
-    async def see_through(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for work of our own, which goes on when the caller goes away."""
-        await asyncio.shield(self._start(work))
-
-    async def end_tasks(self) -> None:
-        """Cancel all work of our own and wait for it."""
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     @contextmanager
     def preemptible(self) -> Iterator[asyncio.Future[None]]:
         """Mark a long reading of live tensors: the future gets an exception when somebody needs the engine."""
@@ -252,7 +204,7 @@ class Core:
             self._owed = ()
 
     async def _append(self, records: tuple[Record, ...]) -> None:
-        await self._journal_offload(self.journal.append, *records)
+        await self.journal_offload(self.journal.append, *records)
 
     async def record_owed(self, *records: Record) -> None:
         """Write what has happened already: where that fails, it is tried again before anything else is written."""
@@ -273,27 +225,8 @@ class Core:
             raise NotReady(f"{what} did not answer within {seconds:g} s", advice="it is tried again") from None
 
     async def refresh_memory(self) -> None:
-        """Ask the engine and the container where the memory is; the holder of the mutex calls it."""
-        await self._bound_memory(await self.engine.memory())
-        swaps = self.completed - self._loaded_after
-        self.growth = observe(self.growth, self.memory, swaps=swaps, limits=self.settings.growth)
-
-    async def refresh_limits(self) -> None:
-        """Ask the container alone: the engine is dead and holds nothing."""
-        await self._bound_memory(MemoryState())
-
-    async def room(self) -> int:
-        """Ask the container alone how many bytes may still be used; -1 when nothing bounds it."""
-        bound: Memory = await self.offload(self._probe.read)
-        return bound.available
-
-    async def _bound_memory(self, memory: MemoryState) -> None:
-        bound: Memory = await self.offload(self._probe.read)
-        known = [figure for figure in (memory.available_bytes, bound.available) if figure >= 0]
-        limits = [figure for figure in (memory.limit_bytes, bound.limit) if figure >= 0]
-        self.memory = msgspec.structs.replace(
-            memory, available_bytes=min(known, default=-1), limit_bytes=min(limits, default=-1)
-        )
+        """Ask where the memory is; the holder of the mutex calls it."""
+        await self.memory.refresh(completed=self.completed)
 
     def troubled(self, reason: str, message: str) -> None:
         """Say why the engine is not ready."""
@@ -311,24 +244,18 @@ class Core:
         """Live tensors are not what they must be: nobody is let in, or answered, until they are repaired."""
         if not self.drift.names:
             self.poked.set()
-        self.drift.names, self.drift.message = tuple(names), error.message
-        self.gate.close(_DRIFT_HOLD, allowance=_DRIFT_PATIENCE)
+        self.drift.found(names, error.message)
         self.troubled("Drifted", error.message)
 
     def sound(self) -> None:
         """The live tensors have been proved to be what they must be."""
-        self.drift.repaired += bool(self.drift.names)
-        self._forget_drift()
+        self.drift.mended()
         if self.reason == "Drifted":
             self.healthy()
 
-    def _forget_drift(self) -> None:
-        self.drift.names, self.drift.message, self.drift.attempts = (), "", 0
-        self.gate.open(_DRIFT_HOLD)
-
     def loaded(self) -> None:
         """A whole version was loaded: memory is as after a start, and every tensor was proved."""
-        self.growth, self._loaded_after = Growth(), self.completed
+        self.memory.loaded(completed=self.completed)
         self.sound()
 
     @property
@@ -358,7 +285,7 @@ class Core:
         """No version can be served: everybody is refused until a whole version has been loaded."""
         self.live = self.previous = None
         self.quarantined = self.quarantined or quarantine
-        self._forget_drift()  # what is not served any more is not repaired
+        self.drift.forget()  # what is not served any more is not repaired
         self.troubled(reason, error.message)
         refusal = NotReady(
             f"this engine cannot serve: {error.message}",
@@ -422,14 +349,3 @@ class Core:
     def live_ref(self) -> VersionRef | None:
         """Return the version that serves."""
         return self.live.ref if self.live is not None else None
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("a background task failed", exc_info=task.exception())

@@ -68,7 +68,7 @@ async def accept(core: Core, request: SwapRequest, *, if_match: str | None) -> S
     if request.hold is not None:
         proceeding.check(core)
     operation = begin(core, request)
-    await core.see_through(_begin(core, operation, request))
+    await core.tasks.see_through(_begin(core, operation, request))
     return operation.status
 
 
@@ -103,7 +103,7 @@ async def _begin(core: Core, operation: Operation, request: SwapRequest) -> None
     except ModelswapError:
         core.operations.drop(operation)
         raise
-    core.spawn(run(core, operation, request))
+    core.tasks.spawn(run(core, operation, request))
 
 
 async def run(core: Core, operation: Operation, request: SwapRequest) -> None:

@@ -76,10 +76,10 @@ class Exchange:
         core.preempt()
         async with core.mutex:
             await core.refresh_memory()
-            if core.memory.available_bytes < 0:
+            if core.memory.state.available_bytes < 0:
                 return
-            free = max(0, core.memory.available_bytes - core.settings.memory_reserve)
-            usable = free + core.memory.previous_bytes
+            free = max(0, core.memory.state.available_bytes - core.settings.memory_reserve)
+            usable = free + core.memory.state.previous_bytes
             if size > usable:
                 raise InsufficientMemory(
                     f"receiving needs {size / MIB:.1f} MiB, {usable / MIB:.1f} MiB may be used",

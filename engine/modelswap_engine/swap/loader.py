@@ -82,7 +82,7 @@ async def refill(core: Core, version: Version, *, operation_id: str) -> None:
     resolved = version.resolved if not version.lasts else await find(core, version.ref)
     order = _order(resolved, version, operation_id=operation_id, keep_proven=True)
     passing = sum(item.nbytes for item in order.tensors if not item.path)
-    room = await core.room()
+    room = await core.memory.room()
     _require(passing + resolved.manifest.total_bytes * core.engine.missing, room, core)
     before = core.held()
     await _load(core, resolved, asked=version.ref, operation_id=operation_id, keep_proven=True)
@@ -146,8 +146,8 @@ async def _require_memory(core: Core, needed: int) -> None:
     except ModelswapError:
         if any(rank.alive for rank in core.backend.ranks()):
             return  # what it holds cannot be known, and a guess must not keep a version from being served
-        await core.refresh_limits()
-    memory = core.memory
+        await core.memory.refresh_limits()
+    memory = core.memory.state
     if memory.room_bytes < 0:
         return
     held = memory.model_bytes + memory.staged_bytes + memory.previous_bytes
@@ -161,7 +161,7 @@ def _require(needed: int, room: int, core: Core) -> None:
     if needed > usable:
         raise InsufficientMemory(
             f"loading needs {needed / MIB:.1f} MiB, {usable / MIB:.1f} MiB may be used",
-            advice=more_room(core.memory),
+            advice=more_room(core.memory.state),
             details={"neededMiB": f"{needed / MIB:.1f}", "availableMiB": f"{usable / MIB:.1f}"},
         )
 

@@ -82,7 +82,7 @@ async def _decide(core: Core, request: PlanRequest, version: Version, *, signer:
             tied=core.engine.tied(),
             side=await core.store.compare(live, version, kind=capabilities.kind),
             previous=core.previous.digest if core.previous is not None else "",
-            memory=core.memory,
+            memory=core.memory.state,
             capabilities=capabilities,
             adapters=await core.companion.assess(request.adapters, target=version.digest),
             reserve=core.settings.memory_reserve,

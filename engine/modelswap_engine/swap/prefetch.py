@@ -59,7 +59,7 @@ class Prefetch:
             self._superseded.set_exception(Cancelled("other versions are wanted now"))
             self._superseded.exception()  # looked at: whoever waits for it may have ended
         self._superseded = asyncio.get_running_loop().create_future()
-        self._core.spawn(self._work(self._superseded))
+        self._core.tasks.spawn(self._work(self._superseded))
 
     async def _work(self, superseded: asyncio.Future[None]) -> None:
         core, pause = self._core, RETRY_SECONDS

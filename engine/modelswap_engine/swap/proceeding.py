@@ -57,7 +57,7 @@ async def proceed(core: Core, operation_id: str, request: ProceedRequest) -> Swa
     if not isinstance(found, Operation) or found.done or found.holding is None or found.holding.over:
         return core.operations.status(operation_id)
     fences.check_order(request.fence, core.journal.state.accepted, target=found.status.target)
-    await core.see_through(_proceed(core, found, found.holding, request))
+    await core.tasks.see_through(_proceed(core, found, found.holding, request))
     return found.status
 
 

@@ -95,7 +95,7 @@ class Updates:
         update = OpenUpdate(request=request, below=core.live, base=core.live.ref, restarts=core.restarts)
         core.update = update
         self._renew(update)
-        core.spawn(self._expire(update))
+        core.tasks.spawn(self._expire(update))
         return self._state(update)
 
     def state(self, update_id: str) -> UpdateState:
@@ -135,7 +135,7 @@ class Updates:
         """
         update = self._find(update_id)
         _check_owner(update, request.owner)
-        await self._core.see_through(self._drop(update, Cancelled(f"update {update_id!r} was aborted by a call")))
+        await self._core.tasks.see_through(self._drop(update, Cancelled(f"update {update_id!r} was aborted by a call")))
 
     async def commit(self, update_id: str, request: CommitUpdate) -> SwapStatus:
         """Make what arrived live in one swap and return how that ended; one that was committed before answers again.
@@ -149,7 +149,7 @@ class Updates:
         operations = self._core.operations
         if operations.find(update_id) is None:
             async with self.turn(update_id, request.owner) as update:
-                await self._core.see_through(self._start(update, request))
+                await self._core.tasks.see_through(self._start(update, request))
         async for _ in operations.watch(update_id):
             pass
         return operations.status(update_id)
@@ -176,7 +176,7 @@ class Updates:
         operation = entry.begin(core, order)
         core.update, core.received = None, result
         update.end(Cancelled(f"update {update.id!r} is being committed"))
-        core.spawn(self._run(operation, order))
+        core.tasks.spawn(self._run(operation, order))
 
     async def _run(self, operation: Operation, order: SwapRequest) -> None:
         try:
@@ -201,7 +201,7 @@ class Updates:
                 update.gone.result()
             if core.restarts != update.restarts or core.live is None or core.live.digest != update.base.digest:
                 lost = WorkerLost("the engine lost what it had received", advice="begin the update again")
-                await core.see_through(self._drop(update, lost))
+                await core.tasks.see_through(self._drop(update, lost))
                 raise lost
             try:
                 yield update

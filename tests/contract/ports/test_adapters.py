@@ -95,14 +95,14 @@ async def test_a_name_that_went_while_its_request_waited_is_not_found(ports: Por
     """Gate first, then the lock, then the adapter: what is acquired is what is there after the gate."""
     await load(ports, "a")
     await load(ports, "b")
-    await ports.coordinator.pause(PauseRequest(lease_id="l", owner="o"))
+    await ports.coordinator.leases.take(PauseRequest(lease_id="l", owner="o"))
     waiting = [asyncio.ensure_future(chat(ports, name)) for name in ("a", "b")]
     while ports.coordinator.state().gate.queued < 2:
         await asyncio.sleep(0)
     assert ports.desk.status("a").references == 0
     await call(ports, "DELETE", "/adapters/a", {"fence": order(ports, "x", revision=2)["fence"]})
     replaced = await load(ports, "b", "two", revision=2)
-    await ports.coordinator.resume(ResumeRequest(lease_id="l", owner="o"))
+    await ports.coordinator.leases.give_back(ResumeRequest(lease_id="l", owner="o"))
     gone, other = await asyncio.gather(*waiting)
     assert (gone.status, (await gone.json())["error"]["code"]) == (404, "model_not_found")
     assert (other.status, ports.backend.asked[-1].adapter) == (200, replaced["id"])

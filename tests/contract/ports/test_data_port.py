@@ -299,7 +299,7 @@ async def test_a_strange_label_breaks_no_header(ports: Ports) -> None:
 
 
 async def test_requests_wait_at_the_gate_and_too_many_are_told_when_to_come_back(ports: Ports) -> None:
-    await ports.coordinator.pause(PauseRequest(lease_id="test", seconds=30))
+    await ports.coordinator.leases.take(PauseRequest(lease_id="test", seconds=30))
     waiting = [asyncio.create_task(chat(ports)) for _ in range(4)]
     while ports.coordinator.state().gate.queued < 4:
         await asyncio.sleep(0.01)
@@ -429,7 +429,7 @@ async def test_a_quarantined_process_asks_to_be_restarted_and_readiness_tells_no
             assert (await ports.control.get("/livez")).status == status
         assert (await ports.swap(ports.publish("1.1", norm=b"N" * 2), "op-1")).state is SwapState.SERVING
         assert (await ports.control.get("/livez")).status == 200
-        await ports.coordinator.pause(PauseRequest(lease_id="a", seconds=30))
+        await ports.coordinator.leases.take(PauseRequest(lease_id="a", seconds=30))
         assert (await ports.control.get("/livez")).status == 200
 
 

@@ -64,7 +64,7 @@ async def test_an_error_within_a_stream_is_raised(ports: Ports) -> None:
 
 async def test_a_full_gate_is_an_error_that_may_be_retried(ports: Ports) -> None:
     ports.coordinator._core.gate._max_queue = 0
-    await ports.coordinator.pause(PauseRequest(lease_id="l", seconds=30))
+    await ports.coordinator.leases.take(PauseRequest(lease_id="l", seconds=30))
     async with client_of(ports) as client:
         with pytest.raises(openai.InternalServerError) as paused:
             await client.chat.completions.create(model=MODEL, messages=HELLO)

@@ -369,11 +369,11 @@ async def test_requests_end_and_none_begins_while_an_engine_is_looked_at(
 
 
 async def test_requests_wait_at_a_closed_gate(proxy: ProxyPorts, engine: CannedEngine) -> None:
-    await proxy.world.coordinator.pause(PauseRequest(lease_id="l", owner="o", seconds=60))
+    await proxy.world.coordinator.leases.take(PauseRequest(lease_id="l", owner="o", seconds=60))
     waiting = asyncio.create_task(ask(proxy))
     await proxy.world.until(lambda: proxy.world.coordinator.state().gate.queued == 1)
     assert engine.seen == []
-    await proxy.world.coordinator.resume(ResumeRequest(lease_id="l", owner="o"))
+    await proxy.world.coordinator.leases.give_back(ResumeRequest(lease_id="l", owner="o"))
 
     assert (await waiting).status == 200
 

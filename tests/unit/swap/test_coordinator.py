@@ -320,21 +320,21 @@ async def test_an_audit_gives_way_to_a_swap_and_then_audits_what_is_live(world, 
 
 
 async def test_a_pause_is_a_lease(world):
-    state = await world.coordinator.pause(PauseRequest(lease_id="a", owner="trainer", seconds=5))
+    state = await world.coordinator.leases.take(PauseRequest(lease_id="a", owner="trainer", seconds=5))
     assert (state.gate.open, state.gate.lease_owner, state.gate.lease_seconds_left) == (False, "trainer", 5)
     waiting = asyncio.ensure_future(world.coordinator.admission().__aenter__())
     await world.clock.settle()
     assert world.state.gate.queued == 1
-    state = await world.coordinator.resume(ResumeRequest(lease_id="a", owner="trainer"))
+    state = await world.coordinator.leases.give_back(ResumeRequest(lease_id="a", owner="trainer"))
     assert state.gate.open
     await waiting
-    await world.coordinator.resume(ResumeRequest(lease_id="never was"))
+    await world.coordinator.leases.give_back(ResumeRequest(lease_id="never was"))
 
 
 @pytest.mark.parametrize(("lease_id", "seconds"), [("", 5), ("a", 0), ("a", -1), ("a", 1e9), ("a", float("nan"))])
 async def test_a_pause_needs_an_id_and_a_sensible_time(world, lease_id, seconds):
     with pytest.raises(BadRequest):
-        await world.coordinator.pause(PauseRequest(lease_id=lease_id, seconds=seconds))
+        await world.coordinator.leases.take(PauseRequest(lease_id=lease_id, seconds=seconds))
 
 
 async def test_a_journal_that_cannot_be_written_stops_the_swap_at_its_door(world, target, monkeypatch):
@@ -440,22 +440,22 @@ async def test_a_version_that_is_loaded_while_the_process_ends_lets_nobody_in(tm
 
 
 async def test_a_lease_is_its_owners(world):
-    await world.coordinator.pause(PauseRequest(lease_id="a", owner="trainer", seconds=5))
+    await world.coordinator.leases.take(PauseRequest(lease_id="a", owner="trainer", seconds=5))
     with pytest.raises(ForeignOwner, match="trainer"):
-        await world.coordinator.pause(PauseRequest(lease_id="a", owner="you", seconds=3600))
+        await world.coordinator.leases.take(PauseRequest(lease_id="a", owner="you", seconds=3600))
     with pytest.raises(ForeignOwner):
-        await world.coordinator.resume(ResumeRequest(lease_id="a", owner="you"))
+        await world.coordinator.leases.give_back(ResumeRequest(lease_id="a", owner="you"))
     assert world.state.gate.lease_seconds_left == 5
-    await world.coordinator.resume(ResumeRequest(lease_id="a", owner="trainer"))
+    await world.coordinator.leases.give_back(ResumeRequest(lease_id="a", owner="trainer"))
     assert world.state.gate.open
 
 
 async def test_the_number_of_leases_is_bounded(world):
     for number in range(16):
-        await world.coordinator.pause(PauseRequest(lease_id=f"{number}", seconds=5))
+        await world.coordinator.leases.take(PauseRequest(lease_id=f"{number}", seconds=5))
     with pytest.raises(Busy):
-        await world.coordinator.pause(PauseRequest(lease_id="one more", seconds=5))
-    await world.coordinator.pause(PauseRequest(lease_id="3", seconds=9))
+        await world.coordinator.leases.take(PauseRequest(lease_id="one more", seconds=5))
+    await world.coordinator.leases.take(PauseRequest(lease_id="3", seconds=9))
 
 
 @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ async def test_a_disk_that_hangs_holds_nobody_for_ever(world, target):
     async def hang(call, *arguments):
         await asyncio.Event().wait()
 
-    core._journal_offload = hang
+    core.journal_offload = hang
     with pytest.raises(Unavailable, match="journal"):
         await world.clock.run(world.coordinator.swap(request(target)))
 

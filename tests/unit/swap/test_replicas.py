@@ -165,13 +165,13 @@ async def test_where_nobody_holds_it_any_more_the_gate_is_shut_and_the_state_say
 
 async def test_room_for_what_passes_from_one_to_the_other_is_asked_for(world, tmp_path):
     live = await sent(world, tmp_path)
-    world.coordinator._core._probe = Small(18 + 1)  # the model, and one of the two bytes that were sent
+    world.coordinator._core.memory._probe = Small(18 + 1)  # the model, and one of the two bytes that were sent
     world.backend.lost.add(1)
     world.coordinator.worker_lost()
     await world.clock.settle()
     assert world.state.message.startswith("ranks 1 of 2 are away: loading needs 0.0 MiB"), world.state.message
     assert digests(world) == [live.digest, ""]
-    world.coordinator._core._probe = Small(18 + 2)
+    world.coordinator._core.memory._probe = Small(18 + 2)
     await world.clock.advance(31)
     assert digests(world) == [live.digest] * 2
 

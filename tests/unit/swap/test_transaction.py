@@ -439,11 +439,11 @@ async def test_what_the_engine_holds_makes_room_for_a_whole_load(world):
 
 async def test_a_dead_engine_is_loaded_within_what_the_container_has(world):
     core = world.coordinator._core
-    core._probe = Bounded(17)
+    core.memory._probe = Bounded(17)
     world.backend.kill()
     await world.clock.advance(60)
     assert world.state.reason == "LoadFailed"
-    core._probe = Bounded(18)
+    core.memory._probe = Bounded(18)
     await world.clock.advance(60)
     world.assert_serves(world.template)
 

@@ -62,7 +62,7 @@ class TrainerSession:
     @property
     def paused(self) -> bool:
         """True while new requests are held for the trainer; the lease may have run out."""
-        return self._coordinator.holds(LEASE)
+        return self._coordinator.leases.holds(LEASE)
 
     async def pause(self, mode: PauseMode) -> None:
         """Hold new requests; those in flight end now, end by themselves first, or go on until the commit.
@@ -75,15 +75,15 @@ class TrainerSession:
         if _TRAFFIC[mode] not in possible:
             raise BadRequest(f"pause mode {mode} is not possible with this engine", advice="use abort or retract")
         before = self.paused
-        await self._coordinator.pause(PauseRequest(lease_id=LEASE, owner=OWNER, seconds=LEASE_SECONDS))
+        await self._coordinator.leases.take(PauseRequest(lease_id=LEASE, owner=OWNER, seconds=LEASE_SECONDS))
         try:
             if mode is PauseMode.ABORT:
                 await self._abort_requests()
             if mode in (PauseMode.ABORT, PauseMode.WAIT):
-                await self._coordinator.quiet(DRAIN_SECONDS)
+                await self._coordinator.leases.quiet(DRAIN_SECONDS)
         except BaseException:
             if not before:  # the trainer was told that nothing is paused
-                await self._coordinator.resume(ResumeRequest(lease_id=LEASE, owner=OWNER))
+                await self._coordinator.leases.give_back(ResumeRequest(lease_id=LEASE, owner=OWNER))
             raise
         self._mode = mode
 
@@ -99,7 +99,7 @@ class TrainerSession:
         status = None
         if self._open() and not self._begun:
             status = await self._commit()
-        await self._coordinator.resume(ResumeRequest(lease_id=LEASE, owner=OWNER))
+        await self._coordinator.leases.give_back(ResumeRequest(lease_id=LEASE, owner=OWNER))
         return status
 
     async def begin(self) -> None:
@@ -144,7 +144,7 @@ class TrainerSession:
             raise
         self._version = version or self._version
         if self.paused:
-            await self._coordinator.pause(PauseRequest(lease_id=LEASE, owner=OWNER, seconds=LEASE_SECONDS))
+            await self._coordinator.leases.take(PauseRequest(lease_id=LEASE, owner=OWNER, seconds=LEASE_SECONDS))
         elif alone:
             await self._commit()
 
@@ -174,7 +174,7 @@ class TrainerSession:
     async def _abort_requests(self) -> None:
         """End requests; in a pause, which lets no more in, those still on their way to the engine get there first."""
         if self.paused:
-            await self._coordinator.quiet(ADMIT_SECONDS, scope=Scope.ADMITTING)
+            await self._coordinator.leases.quiet(ADMIT_SECONDS, scope=Scope.ADMITTING)
         await self._coordinator.cache.flush(RequestPolicy.ABORT)
 
     def _open(self) -> bool:
