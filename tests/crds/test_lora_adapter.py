@@ -14,6 +14,7 @@ OTHER = "sha256:" + "f" * 64
     "spec",
     [
         {"sources": [{"uri": "file:///a", "digest": DIGEST, "baseDigest": OTHER}, {"uri": "file:///b"}]},
+        {"sources": [{"uri": "s3://models/a", "credentialsRef": {"name": "adapters"}}]},
         {"placement": {"pods": "All"}},
         {"placement": {"pods": 3}},
         {"service": {"name": "support", "port": 80}},
@@ -51,6 +52,12 @@ def test_whole_schema_is_accepted(namespace: Namespace, spec: dict[str, Any]) ->
             "spec.sources",
             "must not name the same baseDigest twice",
         ),
+        (
+            {"sources": [{"uri": "pvc://claim/a", "credentialsRef": {"name": "adapters"}}]},
+            "spec.sources[0].credentialsRef",
+            "mounted folders (file://, pvc://) need no credentials",
+        ),
+        ({"sources": [{"uri": "s3://m/a", "credentialsRef": {}}]}, "spec.sources[0].credentialsRef", "Required value"),
         ({"placement": {"pods": 0}}, "spec.placement.pods", "must be All or a number from 1 to 10000"),
         ({"placement": {"pods": "Some"}}, "spec.placement.pods", "must be All or a number"),
         ({"service": {"name": "1st"}}, "spec.service.name", "should match"),

@@ -86,6 +86,8 @@ class FakeHost:
 
 
 class FakeOpened:
+    evidence = None
+
     def __init__(self, content: str, *, rank: int) -> None:
         self._content = content
         self.config = json.dumps(FIELDS | {"r": rank}).encode()
@@ -117,12 +119,14 @@ class FakeOpener:
         self.ranks: dict[str, int] = {}
         self.errors: dict[str, ModelswapError] = {}
         self.hanging: dict[str, asyncio.Event] = {}
+        self.credentials: dict[str, str] = {}
 
     def put(self, uri: str, content: str, *, rank: int = 2) -> str:
         self.contents[uri], self.ranks[uri] = content, rank
         return uri
 
     async def open_adapter(self, uri: str, *, credentials: str = "") -> FakeOpened:
+        self.credentials[uri] = credentials
         if uri in self.hanging:
             await self.hanging[uri].wait()
         if uri in self.errors:

@@ -4,10 +4,12 @@ What survives the process (journal, mounted file, sources) is in `FakeBase` and 
 process. A stand-in for tests of `lora.following` only.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.lora.settings import LoraSettings
+from modelswap_engine.lora.vouching import Vouching
 from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, LoadAdapterRequest
 from modelswap_engine.protocol.adapters import AdapterSource, AdapterState, AssignedState
 from modelswap_engine.protocol.assignment import AssignedAdapter, AssignedSource, Assignment
@@ -19,6 +21,10 @@ OWNER = "model-version-1"
 OTHER_BASE = "sha256:" + "d" * 64
 
 
+async def _inline(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
+
+
 class World:
     def __init__(self, *, slots: int = 4, **bounds: Any) -> None:
         self.clock, self.host, self.opener = ManualClock(), FakeHost(slots=slots), FakeOpener()
@@ -27,7 +33,13 @@ class World:
         self.desk = self.process()
 
     def process(self) -> AdapterDesk:
-        desk = AdapterDesk(host=self.host, opener=self.opener, clock=self.clock, settings=self.settings)
+        desk = AdapterDesk(
+            host=self.host,
+            opener=self.opener,
+            clock=self.clock,
+            settings=self.settings,
+            vouching=Vouching(offload=_inline),
+        )
         desk.attach(self.base)
         return desk
 

@@ -1,5 +1,6 @@
 """Signed manifests and their provenance as a person or a pipeline makes and checks them."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.layout import SIGNATURE_FILE
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.cli import main, manifest
+from modelswap_engine.lora.config import parse_config
+from modelswap_engine.lora.digest import adapter_digest
 from modelswap_engine.protocol.errors import (
     BadRequest,
     InvalidCheckpoint,
@@ -24,6 +27,8 @@ from modelswap_engine.protocol.errors import (
     SourceNotFound,
     TrustedKeysUnusable,
 )
+from modelswap_engine.sources.adapter import open_adapter
+from tests.support.adapters import write_adapter
 from tests.support.checkpoints import SINGLE, write_checkpoint
 from tests.support.signers import Authority, KeyPair, write_key
 
@@ -175,3 +180,16 @@ def test_an_engine_that_takes_signed_versions_only_must_know_by_whom(command: st
     result = CliRunner().invoke(main.app, words)
     assert isinstance(result.exception, BadRequest)
     assert "--trusted-keys" in result.exception.message
+
+
+def test_an_adapter_s_folder_is_signed_and_verified_and_says_what_objects_pin(tmp_path: Path, key: KeyPair) -> None:
+    folder = write_adapter(tmp_path / "adapter")
+    assert run("build", folder, "--sign", key.private).exit_code == 0
+    result = run("verify", folder, "--key", key.public, "-o", "json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    opened = open_adapter(folder, roots=[folder])
+    pin = adapter_digest(parse_config(opened.config), opened.tensors, asyncio.run(opened.hash()))
+    assert (said["digest"], said["sideFiles"]) == (pin, ["adapter_config.json"])
+    assert said["signedBy"].startswith("key release.pub")
+    assert json.loads(run("show", folder, "-o", "json").stdout)["tensors"][0]["file"] == "adapter_model.safetensors"

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from modelswap_engine.cli.options import Digest, Format, Output, TokenFile, Url
+from modelswap_engine.cli.options import CredentialsName, Digest, Format, Output, TokenFile, Url
 from modelswap_engine.protocol.adapter_calls import LoadAdapterRequest, UnloadAdapterRequest
 from modelswap_engine.protocol.adapters import AdapterRegistry, AdapterSource, AdapterStatus
 from modelswap_engine.protocol.engine_state import EngineState
@@ -45,6 +45,7 @@ def load(
     digest: Digest = "",
     base_digest: Base = "",
     pinned: Pinned = False,
+    credentials: CredentialsName = "",
     drain: Drain = 60.0,
     url: Url = _URL,
     token_file: TokenFile = None,
@@ -54,7 +55,9 @@ def load(
     from modelswap_engine.cli import render
 
     uri = source if ":" in source.split("/", 1)[0] else Path(source).resolve().as_uri()
-    wanted = AdapterSource(name=name, uri=uri, digest=digest, base_digest=base_digest, pinned=pinned)
+    wanted = AdapterSource(
+        name=name, uri=uri, digest=digest, base_digest=base_digest, pinned=pinned, credentials=credentials
+    )
     client = _client(url, token_file)
 
     def send(fence: Fence, etag: str) -> AdapterStatus:

@@ -31,6 +31,7 @@ from modelswap_engine.protocol.codec import decode
 from modelswap_engine.protocol.errors import BadRequest, Internal, ModelswapError, NotReady
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.telemetry import export
+from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.growth import GrowthLimits
@@ -129,6 +130,11 @@ def template_of(settings: HostSettings) -> Template:
             f"--model {settings.model}: no such folder", advice="pass the folder of a checkpoint, or its URI"
         )
     return Template(uri=folder.as_uri(), name=folder.name, folder=folder)
+
+
+def signatures(settings: HostSettings) -> Signatures:
+    """Return what is asked of versions and adapters."""
+    return Signatures(required=settings.require_signature, trusted=settings.trusted_keys)
 
 
 def swap_settings(settings: HostSettings, *, served_name: str, **more: Any) -> SwapSettings:

@@ -21,7 +21,10 @@ from modelswap_engine.cli.signatures import (
     SigningKey,
     TrustedKeys,
 )
+from modelswap_engine.lora.config import parse_config
+from modelswap_engine.lora.digest import adapter_digest
 from modelswap_engine.protocol.errors import BadRequest, ManifestMismatch, SourceNotFound
+from modelswap_engine.sources.adapter import CONFIG_FILE, is_adapter, read_adapter
 
 app = typer.Typer(help="Write, sign, show and check the manifest of a checkpoint folder.", no_args_is_help=True)
 
@@ -54,7 +57,10 @@ def build(
     credentials: elsewhere.CredentialsName = "",
     credentials_dir: CredentialsDir = None,
 ) -> None:
-    """Hash every tensor of a checkpoint and write its manifest beside it, so that a swap fetches only what changed."""
+    """Hash every tensor of a checkpoint and write its manifest beside it, so that a swap fetches only what changed.
+
+    The folder of a LoRA adapter gets one too, to be signed.
+    """
     signer = signatures.signer(key=sign, certificate=certificate, chain=chain or [])
     if signer is not None and target == Path("-"):
         raise BadRequest("a manifest on standard output has no place beside it for a signature", advice="omit --sign")
@@ -65,9 +71,11 @@ def build(
             manifest = elsewhere.build(folder, access, provenance=given, sign=signer)
             _summary(manifest, form, path=f"{folder.rstrip('/')}/{MANIFEST_FILE}")
             return
-        manifest = elsewhere.manifest_of(folder, access)
+        manifest, digest = elsewhere.manifest_of(folder, access), ""
     else:
-        manifest = computed(*read(elsewhere.local(folder), root))
+        contents, roots = _read(elsewhere.local(folder), root)
+        manifest = computed(contents, roots)
+        digest = _pin(contents, manifest)
     manifest = msgspec.structs.replace(manifest, provenance=given)
     data = manifests.encode(manifest)
     if target == Path("-"):
@@ -77,7 +85,7 @@ def build(
     signature = signer(data) if signer is not None else None
     write_whole(path, data)
     signatures.put(signature, beside=path)
-    _summary(manifest, form, path=path)
+    _summary(manifest, form, path=path, digest=digest)
 
 
 @app.command()
@@ -89,7 +97,7 @@ def sign(
     root: Roots = None,
 ) -> None:
     """Sign the manifest that DIR has, or sign it anew; no tensor is read."""
-    contents, _ = read(folder, root)
+    contents, _ = _read(folder, root)
     if shipped(contents) is None or contents.shipped is None:
         raise _no_manifest(folder)
     signature = signatures.signed(contents.shipped, key=key, certificate=certificate, chain=chain or [])
@@ -99,7 +107,8 @@ def sign(
 @app.command()
 def show(folder: Folder, root: Roots = None, output: Format = Output.TEXT) -> None:
     """Print the manifest of DIR: the shipped one after holding it against the headers, else a computed one."""
-    manifest = load(folder, root)
+    contents, roots = _read(folder, root)
+    manifest = shipped(contents) or computed(contents, roots)
     if output is Output.JSON:
         typer.echo(manifests.encode(manifest), nl=False)
         return
@@ -107,13 +116,13 @@ def show(folder: Folder, root: Roots = None, output: Format = Output.TEXT) -> No
         typer.echo(f"{entry.sha256[:16]}  {entry.dtype:<9} {entry.nbytes:>14}  {entry.name} {list(entry.shape)}")
     for side in manifest.side_files:
         typer.echo(f"{side.canonical_sha256[:16]}  {'side file':<9} {side.size:>14}  {side.name}")
-    _summary(manifest, output, path=None)
+    _summary(manifest, output, path=None, digest=_pin(contents, manifest))
 
 
 @app.command()
 def verify(folder: Folder, root: Roots = None, output: Format = Output.TEXT, key: TrustedKeys = None) -> None:
     """Hash every tensor of DIR again and compare with its shipped manifest; with --key check its signature first."""
-    contents, roots = read(folder, root)
+    contents, roots = _read(folder, root)
     stated = shipped(contents)
     if stated is None:
         raise _no_manifest(folder)
@@ -127,7 +136,8 @@ def verify(folder: Folder, root: Roots = None, output: Format = Output.TEXT, key
             advice="fetch the checkpoint again; if the change is wanted, build the manifest again",
             details={"tensor": wrong[0].name, "expected": wrong[0].sha256},
         )
-    _summary(stated, output, path=folder / MANIFEST_FILE, signer=signer)
+    digest = _pin(contents, stated)
+    _summary(stated, output, path=folder / MANIFEST_FILE, signer=signer, digest=digest)
 
 
 def load(folder: Path, roots: list[Path] | None) -> Manifest:
@@ -170,11 +180,29 @@ def _no_manifest(folder: Path) -> SourceNotFound:
     )
 
 
-def _summary(manifest: Manifest, form: Output, *, path: Path | str | None, signer: str = "") -> None:
+def _read(folder: Path, roots: list[Path] | None) -> tuple[Contents, tuple[Path, ...]]:
+    """Do :func:`read` for a checkpoint or a LoRA adapter."""
+    directory = folder.resolve()
+    if not is_adapter(directory):
+        return read(folder, roots)
+    allowed = tuple(root.resolve() for root in roots) if roots else (directory,)
+    return read_adapter(directory, roots=allowed), allowed
+
+
+def _pin(contents: Contents, manifest: Manifest) -> str:
+    """Return what objects pin: an adapter is known by what it adds to a base, and not by its files."""
+    config = contents.side_files.get(CONFIG_FILE)
+    if config is None:
+        return manifest.digest
+    hashes = {entry.name: entry.sha256 for entry in manifest.tensors}
+    return adapter_digest(parse_config(config), manifest.by_name, hashes)
+
+
+def _summary(manifest: Manifest, form: Output, *, path: Path | str | None, signer: str = "", digest: str = "") -> None:
     provenance = msgspec.to_builtins(manifest.provenance) if manifest.provenance else {}
     if form is Output.JSON:
         facts = {
-            "digest": manifest.digest,
+            "digest": digest or manifest.digest,
             "architecture": manifest.architecture,
             "tensors": len(manifest.tensors),
             "bytes": manifest.total_bytes,
@@ -187,7 +215,7 @@ def _summary(manifest: Manifest, form: Output, *, path: Path | str | None, signe
         return
     from modelswap_engine.cli.render import size
 
-    typer.echo(f"digest        {manifest.digest}")
+    typer.echo(f"digest        {digest or manifest.digest}")
     typer.echo(f"architecture  {manifest.architecture or '(none stated)'}")
     typer.echo(f"tensors       {len(manifest.tensors)} ({size(manifest.total_bytes)})")
     typer.echo(f"side files    {', '.join(side.name for side in manifest.side_files) or '(none)'}")

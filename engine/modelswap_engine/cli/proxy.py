@@ -32,8 +32,8 @@ from modelswap_engine.http.spool import Spool
 from modelswap_engine.limits import Memory, MemoryProbe
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.lora.settings import LoraSettings
+from modelswap_engine.lora.vouching import Vouching
 from modelswap_engine.protocol.errors import BadRequest
-from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
 from modelswap_engine.swap.gate import Gate
@@ -156,7 +156,8 @@ def _sidecar(settings: ProxySettings, place: Place, *, template: Template) -> _S
     lora = LoraSettings(
         host_bytes=settings.lora_host_mib * MIB, served_model_name=served_name, pod_uid=settings.pod_uid
     )
-    desk = AdapterDesk(host=host, opener=supply.sources, clock=clock, settings=lora)
+    signatures = hosting.signatures(settings)
+    desk = AdapterDesk(host=host, opener=supply.sources, clock=clock, settings=lora, vouching=Vouching(signatures))
     coordinator = Coordinator(
         backend=backend,
         sources=supply.sources,
@@ -166,7 +167,7 @@ def _sidecar(settings: ProxySettings, place: Place, *, template: Template) -> _S
         settings=hosting.swap_settings(settings, served_name=served_name),
         companion=desk,
         memory=_NotHere(),
-        signatures=Signatures(required=settings.require_signature, trusted=settings.trusted_keys),
+        signatures=signatures,
     )
     return _Sidecar(
         backend=backend,

@@ -16,8 +16,8 @@ from modelswap_engine.http.resources import VersionResources
 from modelswap_engine.http.spool import Spool
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.lora.settings import MIB, LoraSettings
+from modelswap_engine.lora.vouching import Vouching
 from modelswap_engine.protocol.errors import BadRequest
-from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.sources.registry import Sources
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_engine.swap.coordinator import Coordinator
@@ -66,7 +66,11 @@ async def _serve(settings: ServeSettings) -> None:
     resources = VersionResources()
     clock, supply = SystemClock(), supply_of(settings, template=template)
     adapters = AdapterDesk(
-        host=backend, opener=supply.sources, clock=clock, settings=_lora(settings, served_name=served_name)
+        host=backend,
+        opener=supply.sources,
+        clock=clock,
+        settings=_lora(settings, served_name=served_name),
+        vouching=Vouching(hosting.signatures(settings)),
     )
     coordinator = _coordinator(
         settings,
@@ -156,5 +160,5 @@ def _coordinator(
         encode=resources.encode,
         transfers=backend,
         companion=adapters,
-        signatures=Signatures(required=settings.require_signature, trusted=settings.trusted_keys),
+        signatures=hosting.signatures(settings),
     )

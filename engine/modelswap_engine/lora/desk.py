@@ -22,6 +22,7 @@ from modelswap_engine.lora.restoring import Restoring
 from modelswap_engine.lora.settings import LoraSettings
 from modelswap_engine.lora.shelf import Shelf
 from modelswap_engine.lora.together import Together
+from modelswap_engine.lora.vouching import Vouching
 from modelswap_engine.protocol.adapter_calls import (
     AssignAdaptersRequest,
     LoadAdapterRequest,
@@ -61,11 +62,21 @@ class AdapterDesk:
         opener: finds adapters by URI.
         clock: time.
         settings: bounds.
+        vouching: who must vouch for adapters; by itself nobody.
     """
 
-    def __init__(self, *, host: AdapterHost, opener: Opener, clock: Clock, settings: LoraSettings) -> None:
+    def __init__(
+        self,
+        *,
+        host: AdapterHost,
+        opener: Opener,
+        clock: Clock,
+        settings: LoraSettings,
+        vouching: Vouching | None = None,
+    ) -> None:
         self._host = host
         self._opener = opener
+        self._vouching = vouching or Vouching()
         self._clock = clock
         self._settings = settings
         self._registry = Registry(settings.limits, now=clock.monotonic)
@@ -286,7 +297,7 @@ class AdapterDesk:
             Fenced: the caller is not entitled, or decided on another state.
             Unavailable: not now.
         """
-        source, fence = request.source, request.fence
+        source, fence = self._as_strict_as_base(request.source), request.fence
         self._registrations.check_call(fence, if_match)
         self._check_name(source.name)
         entry = await self._changes.load(
@@ -347,7 +358,8 @@ class AdapterDesk:
         self._registrations.check_order(fence, target, assigned=self._assignments.decision(target.version))
 
     async def _open(self, source: AdapterSource) -> Fitting:
-        return await self._within(source, open_fitting(self._opener, source, self._host.adapters()))
+        layout = self._host.adapters()
+        return await self._within(source, open_fitting(self._opener, source, layout, vouching=self._vouching))
 
     async def _read(self, source: AdapterSource, operation_id: str) -> Read:
         fitting = await self._open(source)
@@ -361,6 +373,13 @@ class AdapterDesk:
             raise Unavailable(
                 f"adapter {source.name} was not read within {seconds:g} s", advice="check the volume of its source"
             ) from None
+
+    def _as_strict_as_base(self, source: AdapterSource) -> AdapterSource:
+        """Beside a base that had to be signed nothing is loaded by hand that is not."""
+        live = self._registrations.base.live_ref()
+        if source.verification is not None or live is None:
+            return source
+        return msgspec.structs.replace(source, verification=live.verification)
 
     def _check_name(self, name: str) -> None:
         if name == self._settings.served_model_name:

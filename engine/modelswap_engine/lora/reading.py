@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
+from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.lora.config import AdapterConfig, parse_config
 from modelswap_engine.lora.digest import adapter_digest
 from modelswap_engine.lora.entries import Content
 from modelswap_engine.lora.fit import Fit, fit
+from modelswap_engine.lora.vouching import Vouching, check_hashes
 from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.errors import DigestMismatch, Internal
 from modelswap_engine.sources.port import OpenedAdapter
@@ -29,12 +31,13 @@ class Opener(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """An adapter that fits the base by its headers; its bytes are not known yet."""
+    """An adapter that fits the base by its headers; its bytes are not known yet, but by ``signed`` where it is."""
 
     source: AdapterSource
     opened: OpenedAdapter
     config: AdapterConfig
     fit: Fit
+    signed: Manifest | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +48,30 @@ class Read:
     order: LoadAdapter
 
 
-async def open_fitting(opener: Opener, source: AdapterSource, layout: AdapterLayout) -> Fitting:
-    """Find an adapter and hold its headers against the base.
+async def open_fitting(opener: Opener, source: AdapterSource, layout: AdapterLayout, *, vouching: Vouching) -> Fitting:
+    """Find an adapter, ask who vouches for it, and hold its headers against the base.
 
     Raises:
         ModelswapError: there is none, or it cannot be served here.
     """
-    opened = await opener.open_adapter(source.uri)
+    opened = await opener.open_adapter(source.uri, credentials=source.credentials)
+    signed = await vouching.manifest_of(opened, source)
     config = parse_config(opened.config)
-    return Fitting(source=source, opened=opened, config=config, fit=fit(source.name, config, opened.tensors, layout))
+    fitted = fit(source.name, config, opened.tensors, layout)
+    return Fitting(source=source, opened=opened, config=config, fit=fitted, signed=signed)
 
 
 async def read(fitting: Fitting, *, operation_id: str) -> Read:
-    """Hash an adapter and hold it against its pin.
+    """Hash an adapter and hold it against what was signed, and its pin.
 
     Raises:
-        DigestMismatch: the source holds something else.
+        DigestMismatch, ManifestMismatch: the source holds something else.
         SourceChanged, SourceUnreadable: not now.
     """
     source, opened = fitting.source, fitting.opened
     hashes = await opened.hash()
+    if fitting.signed is not None:
+        check_hashes(fitting.signed, hashes)
     digest = adapter_digest(fitting.config, opened.tensors, hashes)
     if source.digest and source.digest != digest:
         raise DigestMismatch(

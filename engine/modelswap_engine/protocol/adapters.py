@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.policy import Verification
 from modelswap_engine.protocol.wire import Message
 
 ADAPTER_NAME: Final = r"^[A-Za-z0-9]([A-Za-z0-9._:/@-]*[A-Za-z0-9])?\Z"
@@ -64,6 +65,7 @@ class AdapterSource(Message, frozen=True, kw_only=True):
         digest: refuse any other content.
         base_digest: the only base it may be used with; empty fits every base of its shape.
         pinned: keep it in a slot; it is never evicted.
+        credentials, verification: as in a :class:`VersionRef`.
     """
 
     name: AdapterName
@@ -71,6 +73,8 @@ class AdapterSource(Message, frozen=True, kw_only=True):
     digest: str = ""
     base_digest: str = ""
     pinned: bool = False
+    credentials: str = ""
+    verification: Verification | None = None
 
 
 class AdapterChange(Message, frozen=True, kw_only=True):

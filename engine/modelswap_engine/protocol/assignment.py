@@ -52,6 +52,7 @@ class AssignedSource(Message, frozen=True, kw_only=True):
     uri: str
     digest: str = ""
     base_digest: str = ""
+    credentials: str = ""
 
 
 class AssignedAdapter(Message, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class AssignedAdapter(Message, frozen=True, kw_only=True):
             together while other pods still serve the old base.
         drain_timeout_seconds: how long requests may go on with a content that was replaced or taken away.
         pod_uids: the pods that must serve it; None for all, also those that come later.
+        verification: what is asked of its content when it is loaded.
     """
 
     name: AdapterName
@@ -69,6 +71,7 @@ class AssignedAdapter(Message, frozen=True, kw_only=True):
     pinned: bool = False
     drain_timeout_seconds: DrainSeconds = 60.0
     pod_uids: list[str] | None = msgspec.field(default=None, name="podUIDs")
+    verification: Verification | None = None
 
     def source_for(self, base_digest: str) -> AdapterSource | None:
         """Return the content for a base: the one that is bound to it, else the one that is bound to none."""
@@ -77,7 +80,13 @@ class AssignedAdapter(Message, frozen=True, kw_only=True):
         if found is None:
             return None
         return AdapterSource(
-            name=self.name, uri=found.uri, digest=found.digest, base_digest=found.base_digest, pinned=self.pinned
+            name=self.name,
+            uri=found.uri,
+            digest=found.digest,
+            base_digest=found.base_digest,
+            pinned=self.pinned,
+            credentials=found.credentials,
+            verification=self.verification,
         )
 
     def meant_for(self, pod_uid: str) -> bool:

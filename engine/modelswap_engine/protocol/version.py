@@ -11,7 +11,8 @@ OLDEST_SUPPORTED: Final = 1
 HOLDS_SINCE: Final = 2
 """The first version whose swaps can be asked to wait once they have staged (`holding`)."""
 VERIFIES_SINCE: Final = 3
-"""The first version that refuses what is not signed when it is told to; older ones would not notice."""
+"""The first version that refuses versions and adapters that are not signed when it is told to; older ones would not
+notice."""
 FETCHES_AHEAD_SINCE: Final = 3
 """The first version that fetches versions ahead of their time (`prefetch`)."""
 CONTROL_PREFIX: Final = "/modelswap/v1"

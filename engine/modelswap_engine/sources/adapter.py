@@ -12,8 +12,16 @@ from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.hashing import hash_tensors
-from modelswap_engine.checkpoint.layout import Reader
-from modelswap_engine.checkpoint.manifest import TensorEntry
+from modelswap_engine.checkpoint.index import INDEX_FILE
+from modelswap_engine.checkpoint.layout import (
+    MAX_SIGNATURE_BYTES,
+    SIGNATURE_FILE,
+    SINGLE_FILE,
+    Contents,
+    Evidence,
+    Reader,
+)
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry
 from modelswap_engine.protocol.errors import SourceUnreadable, UnsupportedFormat
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -26,29 +34,27 @@ class LocalAdapter:
     """What :func:`open_adapter` finds; see :class:`sources.port.OpenedAdapter`.
 
     Args:
-        directory: the folder, resolved.
+        contents: the folder as it was read.
         roots: resolved folders that links in it may lead to.
-        reader: knows the files that were read.
-        config: the bytes of the config.
-        tensors: the tensors of the header.
     """
 
-    def __init__(
-        self, directory: Path, *, roots: Sequence[Path], reader: Reader, config: bytes, tensors: Sequence[TensorEntry]
-    ) -> None:
-        self._directory, self._roots, self._reader = directory, tuple(roots), reader
-        self._config = config
-        self._tensors = {entry.name: entry for entry in tensors}
+    def __init__(self, contents: Contents, *, roots: Sequence[Path]) -> None:
+        self._contents, self._roots = contents, tuple(roots)
 
     @property
     def config(self) -> bytes:
         """``adapter_config.json`` as it is."""
-        return self._config
+        return self._contents.side_files[CONFIG_FILE]
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]:
         """Its tensors by name, hashes unknown."""
-        return self._tensors
+        return self._contents.tensors
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """Its manifest and what lies beside that."""
+        return self._contents.evidence
 
     async def hash(self) -> dict[str, str]:
         """Return name → sha256 of the bytes of every tensor."""
@@ -61,10 +67,10 @@ class LocalAdapter:
 
     def _hash(self, stop: threading.Event) -> dict[str, str]:
         return hash_tensors(
-            self._tensors.values(),
-            directory=self._directory,
+            self._contents.tensors.values(),
+            directory=self._contents.directory,
             roots=self._roots,
-            stamps=self._reader.stamps,
+            stamps=self._contents.stamps,
             stop=stop,
         )
 
@@ -74,15 +80,26 @@ class LocalAdapter:
             name=entry.name,
             dtype=entry.dtype,
             shape=entry.shape,
-            path=str(self._reader.paths[entry.file]),
+            path=str(self._contents.paths[entry.file]),
             offset=entry.offset,
             nbytes=entry.nbytes,
             sha256=sha256,
         )
 
 
+def is_adapter(directory: Path) -> bool:
+    """Say whether a folder holds an adapter, and no checkpoint beside it."""
+    there = [(directory / name).exists() for name in (CONFIG_FILE, SINGLE_FILE, INDEX_FILE)]
+    return there == [True, False, False]
+
+
 def open_adapter(directory: Path, *, roots: Sequence[Path]) -> LocalAdapter:
-    """Read the config and the header of an adapter's folder.
+    """Read the config and the header of an adapter's folder; see :func:`read_adapter` for what it raises."""
+    return LocalAdapter(read_adapter(directory, roots=roots), roots=roots)
+
+
+def read_adapter(directory: Path, *, roots: Sequence[Path]) -> Contents:
+    """Read what an adapter's folder says of itself, its manifest and the signature beside that too.
 
     Raises:
         UnsupportedFormat: the folder holds no adapter in safetensors.
@@ -99,7 +116,17 @@ def open_adapter(directory: Path, *, roots: Sequence[Path]) -> LocalAdapter:
     tensors = reader.header(WEIGHTS_FILE)
     if tensors is None:
         raise _no_weights(directory)
-    return LocalAdapter(directory, roots=roots, reader=reader, config=config, tensors=tensors)
+    manifest = reader.whole(MANIFEST_FILE, limit=MAX_MANIFEST_BYTES)
+    return Contents(
+        directory=directory,
+        tensors={entry.name: entry for entry in tensors},
+        side_files={CONFIG_FILE: config},
+        shipped=manifest,
+        signature=reader.whole(SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES) if manifest is not None else None,
+        paths=reader.paths,
+        stamps=reader.stamps,
+        header_bytes=reader.bytes_read,
+    )
 
 
 def _no_weights(directory: Path) -> UnsupportedFormat | SourceUnreadable:

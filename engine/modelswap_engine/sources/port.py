@@ -99,6 +99,10 @@ class OpenedAdapter(Protocol):
     def tensors(self) -> Mapping[str, TensorEntry]:
         """Its tensors by name, hashes unknown."""
 
+    @property
+    def evidence(self) -> Evidence | None:
+        """Its manifest and the signature beside it, to be proved; None where it did not come with both."""
+
     async def hash(self) -> dict[str, str]:
         """Return name → sha256 of the bytes of every tensor, which are then where :meth:`range_of` says.
 
@@ -132,8 +136,8 @@ class Source(Protocol):
         """Find the LoRA adapter at a URI and read its header.
 
         Raises:
-            SourceNotAllowed, SourceNotFound, UnsupportedFormat, InvalidCheckpoint: refused.
-            SourceUnreadable, SourceChanged: not now.
+            SourceNotAllowed, SourceNotFound, UnsupportedFormat, InvalidCheckpoint, CredentialsNotMounted: refused.
+            SourceUnreadable, SourceDenied, SourceChanged: not now.
         """
 
     async def retain(self, digests: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from modelswap_operator.api.conditions import Condition
-from modelswap_operator.api.modelversion import Value
+from modelswap_operator.api.modelversion import CredentialsRef, Value
 
 ALL_PODS: Final = "All"
 
@@ -22,6 +22,12 @@ class SourceSpec(Value, frozen=True, kw_only=True):
     uri: str
     digest: str = ""
     base_digest: str = ""
+    credentials_ref: CredentialsRef | None = None
+
+    @property
+    def credentials(self) -> str:
+        """The name of the credentials; "" for the pods' own identity."""
+        return self.credentials_ref.name if self.credentials_ref is not None else ""
 
 
 class Placement(Value, frozen=True, kw_only=True):

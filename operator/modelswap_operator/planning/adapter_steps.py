@@ -106,7 +106,7 @@ def ask(adapters: Adapters, now: datetime) -> AskAdapters | None:
         return None
     pod = _able(adapters.a)
     keys = [
-        resolve_key(wish.adapter.spec, source)
+        resolve_key(adapters.a, wish.adapter.spec, source)
         for wish in adapters.wishes
         if wish.adapter.spec is not None
         for source in wish.unresolved
@@ -114,7 +114,7 @@ def ask(adapters: Adapters, now: datetime) -> AskAdapters | None:
     due = [key for key in keys if key not in known or (known[key].retry_at or now) <= now][:MOST_RESOLVED]
     if pod is None or not due:
         return None
-    sources = [AdapterSource(name=key.name, uri=key.uri, base_digest=key.base_digest) for key in due]
+    sources = [AdapterSource(**key._asdict()) for key in due]
     return AskAdapters(order=ResolveOrder(pod=pod, keys=tuple(due), request=ResolveAdaptersRequest(sources=sources)))
 
 

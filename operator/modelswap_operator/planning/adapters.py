@@ -102,6 +102,7 @@ class Adapters:
             pinned=spec.pinned,
             drain_timeout_seconds=spec.drain_timeout_seconds,
             pod_uids=self._pods(spec, entry, load),
+            verification=self.a.spec.verification.to_wire(),
         )
         return Wish(adapter=adapter, item=item, unresolved=unresolved)
 
@@ -115,7 +116,10 @@ class Adapters:
         for source in spec.sources:
             known, old = self._digest(spec, source, before), before.get(source.base_digest)
             if known:
-                found.append(AssignedSource(uri=source.uri, digest=known, base_digest=source.base_digest))
+                pinned = AssignedSource(
+                    uri=source.uri, digest=known, base_digest=source.base_digest, credentials=source.credentials
+                )
+                found.append(pinned)
                 continue
             unknown.append(source)
             if old is not None:
@@ -132,7 +136,7 @@ class Adapters:
 
     def resolution(self, spec: LoRAAdapterSpec, source: SourceSpec) -> Resolution | None:
         """Return what a pod said about a source."""
-        return self.a.snapshot.memory.resolved.get(resolve_key(spec, source))
+        return self.a.snapshot.memory.resolved.get(resolve_key(self.a, spec, source))
 
     def _pods(self, spec: LoRAAdapterSpec, entry: AssignedAdapter | None, load: Counter[str]) -> list[str] | None:
         """Return the pods that an adapter goes to: those that have it, then those with the fewest."""
@@ -183,9 +187,11 @@ def blocker(adapters: Adapters) -> Blocker | None:
     return None
 
 
-def resolve_key(spec: LoRAAdapterSpec, source: SourceSpec) -> ResolveKey:
+def resolve_key(a: Assessment, spec: LoRAAdapterSpec, source: SourceSpec) -> ResolveKey:
     """Return what a source is looked up as."""
-    return ResolveKey(spec.adapter_name, source.uri, source.base_digest)
+    return ResolveKey(
+        spec.adapter_name, source.uri, source.base_digest, source.credentials, a.spec.verification.to_wire()
+    )
 
 
 def _taken(spec: LoRAAdapterSpec, holder: str) -> str:

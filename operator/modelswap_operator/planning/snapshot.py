@@ -15,6 +15,7 @@ from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import Plan
+from modelswap_engine.protocol.policy import Verification
 from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
 from modelswap_operator.planning.changes import ChangePolicy
@@ -96,6 +97,8 @@ class ResolveKey(NamedTuple):
     name: str
     uri: str
     base_digest: str
+    credentials: str = ""
+    verification: Verification | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

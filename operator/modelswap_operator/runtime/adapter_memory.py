@@ -33,8 +33,9 @@ class AdapterMemory:
 
     def take_in(self, snapshot: Snapshot) -> None:
         """Forget sources that nobody names any more, so that one which is named again is looked at again, and pods."""
+        asked = snapshot.spec.verification.to_wire() if snapshot.spec is not None else None
         named = {
-            ResolveKey(adapter.spec.adapter_name, source.uri, source.base_digest)
+            ResolveKey(adapter.spec.adapter_name, source.uri, source.base_digest, source.credentials, asked)
             for adapter in snapshot.adapters
             if adapter.spec is not None
             for source in adapter.spec.sources
@@ -69,12 +70,12 @@ class AdapterMemory:
     ) -> None:
         """Remember the answers; what nobody waits for any more is left out."""
         rows = answer.adapters if isinstance(answer, ResolvedAdapters) else []
-        said = {ResolveKey(row.name, row.uri, row.base_digest): row for row in rows}
+        said = {(row.name, row.uri, row.base_digest): row for row in rows}
         for key in order.keys:
             before = self._resolved.get(key)
             if before is None or not before.pending:
                 continue
-            row = said.get(key)
+            row = said.get(key[:3])
             if row is not None and row.digest:
                 self._resolved[key] = Resolution(pod=order.pod.name, digest=row.digest)
                 continue

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from modelswap_engine.lora.following import AT_ONCE
@@ -23,6 +24,7 @@ from modelswap_engine.protocol.errors import (
     WrongPod,
 )
 from modelswap_engine.protocol.messages import Fence, VersionRef
+from modelswap_engine.protocol.policy import Verification
 from tests.support.fake_adapters import FakeBase
 from tests.support.following import OTHER_BASE, OWNER, World
 
@@ -381,3 +383,24 @@ async def test_sources_are_looked_up_without_loading_anything(world: World) -> N
     assert found[0].digest.startswith("sha256:")
     assert (found[0].error, found[1].error is not None and found[1].error.code) == (None, "SourceNotFound")
     assert (world.desk.contents(), world.host.calls) == ((), [])
+
+
+async def test_an_unsigned_adapter_is_refused_what_served_stays_and_another_policy_counts_at_once(world: World) -> None:
+    await world.assign(world.item("a"), revision=1)
+    must = Verification(required=True)
+    await world.assign(world.item("a", verification=must), revision=2)
+    assert (world.served(), world.problems()) == ({"a": "one"}, {}), "what is served is not asked again"
+    await world.assign(world.item("a", "two", verification=must), revision=3)
+    assert (world.served(), world.problems()) == ({"a": "one"}, {"a": "SignatureMissing"})
+    await world.assign(world.item("a", "two"), revision=4)
+    assert (world.served(), world.problems()) == ({"a": "two"}, {})
+
+
+async def test_an_adapter_is_asked_for_with_the_credentials_that_it_is_assigned_with(world: World) -> None:
+    item = world.item("a")
+    named = [msgspec.structs.replace(source, credentials="adapters") for source in item.sources]
+    await world.assign(msgspec.structs.replace(item, sources=named), revision=1)
+    assert world.opener.credentials == {item.sources[0].uri: "adapters"}
+    world.opener.credentials.clear()
+    await world.restart()
+    assert world.opener.credentials == {item.sources[0].uri: "adapters"}, "a restarted pod asks with the same"

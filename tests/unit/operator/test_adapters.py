@@ -7,7 +7,8 @@ import pytest
 
 from modelswap_engine.protocol.adapters import OnIncompatible
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_operator.api.modelversion import AdaptersSpec
+from modelswap_engine.protocol.policy import Verification
+from modelswap_operator.api.modelversion import AdaptersSpec, CredentialsRef, VerificationSpec
 from modelswap_operator.planning.actions import AskAdapters, AskPlans, SendAdapters, StartSwaps, WriteAssignment
 from tests.support.adapter_world import AdapterWorld, source, uri
 from tests.support.sim_pod import CATALOG, digest
@@ -506,3 +507,44 @@ def test_two_hundred_adapters_on_three_pods() -> None:
     assert {made.says(a.name) == READY for a in made.adapters} == {True}
     assert len(made.actions(SendAdapters)) <= 20
     assert len(made.actions(AskAdapters)) == 13  # sixteen at a time
+
+
+def test_credentials_and_the_slot_s_policy_go_with_an_adapter_to_who_looks_it_up_and_who_loads_it() -> None:
+    made = world()
+    made.edit(verification=VerificationSpec(required=True, keys=("release.pub",)))
+    named = msgspec.structs.replace(source("1"), credentials_ref=CredentialsRef(name="adapters"))
+    made.create("a", named)
+    made.settle()
+    wire = Verification(required=True, keys=("release.pub",))
+    asked = made.actions(AskAdapters)[0].order.request.sources[0]
+    assert (asked.uri, asked.credentials, asked.verification) == (uri("1"), "adapters", wire)
+    assert made.assignment is not None
+    loaded = made.assignment.adapters[0].source_for(V10)
+    assert loaded is not None
+    assert (loaded.credentials, loaded.verification) == ("adapters", wire)
+
+
+def test_what_was_refused_is_looked_up_again_with_other_credentials_and_under_another_policy() -> None:
+    made = world()
+    made.edit(verification=VerificationSpec(required=True))
+    made.break_content("1", "SignatureMissing")
+    made.create("a")
+    made.rest()
+    assert made.says("a") == {"Ready": ("False", "SignatureMissing"), "Stalled": ("True", "SignatureMissing")}
+    assert made.contents is not None
+    made.contents[uri("1")] = digest("1")
+    asked = len(made.actions(AskAdapters))
+    made.run_pass()
+    assert len(made.actions(AskAdapters)) == asked, "it waits for its next try"
+    made.edit(verification=VerificationSpec())
+    made.settle()
+    assert (len(made.actions(AskAdapters)), made.says("a")) == (asked + 1, READY)
+    made.break_content("2", "CredentialsNotMounted")
+    made.change("a", sources=(source("2"),))
+    made.rest()
+    assert made.says("a")["Stalled"] == ("True", "CredentialsNotMounted")
+    made.contents[uri("2")] = digest("2")
+    named = msgspec.structs.replace(source("2"), credentials_ref=CredentialsRef(name="adapters"))
+    made.change("a", sources=(named,))
+    made.settle()
+    assert (made.loaded(), made.says("a")) == ([{"a": "2"}] * 3, READY)

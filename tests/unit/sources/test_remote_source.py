@@ -435,6 +435,19 @@ async def test_an_adapter_is_fetched_and_hashed(world: World, places: MemoryPlac
     assert Path(found.path).read_bytes() == TENSORS["a.weight"][2]
 
 
+async def test_an_adapter_s_manifest_and_signature_come_along_where_both_are_there(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path / "a", side_files={"adapter_config.json": b"{}"})
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / MANIFEST_FILE).write_bytes(b"a manifest")
+    places.upload(URI, folder)
+    assert (await world.source.open_adapter(URI)).evidence is None
+    (folder / SIGNATURE_FILE).write_bytes(b"a signature")
+    places.upload(URI, folder)
+    assert (await world.source.open_adapter(URI)).evidence == Evidence(b"a manifest", b"a signature")
+
+
 async def test_an_adapter_that_is_none_says_what_is_missing(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
     places.upload(URI, write_checkpoint(tmp_path / "a"))
     with pytest.raises(UnsupportedFormat, match=r"adapter_config\.json"):

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.checkpoint.manifest import TensorEntry
+from modelswap_engine.checkpoint.layout import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, Evidence
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry
 from modelswap_engine.protocol.errors import UnsupportedFormat
 from modelswap_engine.sources.adapter import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE
 from modelswap_engine.sources.remote.contents import Places, read_header, read_whole
 from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
+from modelswap_engine.sources.remote.port import FileStat, Folder
 from modelswap_engine.store.content import ContentStore
 
 
@@ -19,6 +21,7 @@ class RemoteAdapter:
     Args:
         config: the bytes of the config.
         tensors: of the header, hashes unknown.
+        evidence: its manifest and the signature beside it; None where it has not both.
         places: its files as they were found.
         store: where bytes come to.
         fetcher: brings them.
@@ -31,6 +34,7 @@ class RemoteAdapter:
         *,
         config: bytes,
         tensors: Sequence[TensorEntry],
+        evidence: Evidence | None,
         places: Places,
         store: ContentStore,
         fetcher: Fetcher,
@@ -39,6 +43,7 @@ class RemoteAdapter:
     ) -> None:
         self.config = config
         self.tensors: Mapping[str, TensorEntry] = {entry.name: entry for entry in tensors}
+        self.evidence = evidence
         self._places = places
         self._store, self._fetcher, self._folders, self._keep = store, fetcher, folders, keep
 
@@ -78,7 +83,7 @@ async def open_adapter(
     """
     async with make_folders() as folders:
         folder = await folders("")
-        there = await folder.files([CONFIG_FILE, WEIGHTS_FILE])
+        there = await folder.files([CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE, SIGNATURE_FILE])
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             if name not in there:
                 raise UnsupportedFormat(
@@ -87,12 +92,23 @@ async def open_adapter(
                 )
         config = await read_whole(folder, CONFIG_FILE, there[CONFIG_FILE], limit=MAX_CONFIG_BYTES)
         tensors, _ = await read_header(folder, WEIGHTS_FILE, there[WEIGHTS_FILE])
+        evidence = await _evidence(folder, there)
     return RemoteAdapter(
         config=config,
         tensors=tensors,
+        evidence=evidence,
         places={"": {name: there[name] for name in (CONFIG_FILE, WEIGHTS_FILE)}},
         store=store,
         fetcher=fetcher,
         folders=make_folders,
         keep=keep,
+    )
+
+
+async def _evidence(folder: Folder, there: Mapping[str, FileStat]) -> Evidence | None:
+    if MANIFEST_FILE not in there or SIGNATURE_FILE not in there:
+        return None
+    manifest = await read_whole(folder, MANIFEST_FILE, there[MANIFEST_FILE], limit=MAX_MANIFEST_BYTES)
+    return Evidence(
+        manifest, await read_whole(folder, SIGNATURE_FILE, there[SIGNATURE_FILE], limit=MAX_SIGNATURE_BYTES)
     )
