@@ -10,6 +10,7 @@ from modelswap_engine.sources.hub import Hubs
 from modelswap_engine.sources.objects import SCHEMES, ObjectStores
 from modelswap_engine.sources.oci.registries import Registries
 from modelswap_engine.sources.remote.schemes import ByScheme
+from modelswap_engine.sources.web.proxies import Proxies
 from modelswap_engine.sources.web.ranges import WebSettings
 from modelswap_engine.sources.web.reach import Reach
 
@@ -21,9 +22,12 @@ def openers(*, credentials_dir: Path | None, allow: Sequence[str], private_redir
         credentials_dir: folder of mounted credentials.
         allow: prefixes of what may be read; servers may send us to their hosts.
         private_redirects: servers may send us to any address.
+
+    Raises:
+        BadRequest: the environment names a proxy that is none.
     """
     credentials = Credentials(credentials_dir)
-    web = WebSettings(reach=Reach.of(allow, anywhere=private_redirects))
+    web = WebSettings(reach=Reach.of(allow, anywhere=private_redirects), proxies=Proxies(os.environ))
     return ByScheme(
         {
             **dict.fromkeys(SCHEMES, ObjectStores(credentials)),

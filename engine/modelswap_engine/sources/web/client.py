@@ -3,10 +3,11 @@
 Credentials go to the origin that they are for and to no other. Refuses to know files, ranges and when to ask again.
 """
 
+import asyncio
 import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -15,11 +16,13 @@ from yarl import URL
 
 from modelswap_engine.protocol.errors import ModelswapError, SourceNotAllowed, SourceUnreadable
 from modelswap_engine.sources.web.patience import Passing
+from modelswap_engine.sources.web.proxies import DIRECT, Proxies
 from modelswap_engine.sources.web.reach import CheckedResolver, Reach
 
 MAX_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SECONDS: Final = 10.0
+_RESOLVE_SECONDS: Final = 2.0
 _READ_BYTES: Final = 1 << 20
 
 
@@ -47,29 +50,29 @@ class Web:
         reach: where servers may send us.
         stall: seconds without a byte after which an answer is given up.
         resolver: of names; the system's by default.
+        proxies: what is asked through which proxy.
     """
 
     def __init__(
-        self, *, trust: ssl.SSLContext, reach: Reach, stall: float, resolver: AbstractResolver | None = None
+        self,
+        *,
+        trust: ssl.SSLContext,
+        reach: Reach,
+        stall: float,
+        resolver: AbstractResolver | None = None,
+        proxies: Proxies = DIRECT,
     ) -> None:
-        self._reach = reach
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=stall)
+        self._reach, self._proxies = reach, proxies
         inner = resolver or aiohttp.ThreadedResolver()
         # Two pools, so that a connection to a private address that a person chose is none that a server can choose.
-        self._sessions = {
-            chosen: aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=trust, resolver=CheckedResolver(inner, reach, chosen=chosen)),
-                timeout=timeout,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                read_bufsize=_READ_BYTES,
-            )
-            for chosen in (True, False)
-        }
+        self._checked = {chosen: CheckedResolver(inner, reach, chosen=chosen) for chosen in (True, False)}
+        self._sessions = {chosen: _session(trust, stall, found) for chosen, found in self._checked.items()}
+        self._proxied = _session(trust, stall, inner)  # resolves the names of proxies and no others
+        self._looked_up: set[tuple[bool, str]] = set()
 
     async def close(self) -> None:
         """Close all connections."""
-        for session in self._sessions.values():
+        for session in (*self._sessions.values(), self._proxied):
             await session.close()
 
     @asynccontextmanager
@@ -108,9 +111,37 @@ class Web:
         if url.host is not None and _is_address(url.host):  # these are not resolved
             self._reach.check(url.host, host=url.host, chosen=chosen)
         sent = {"Accept-Encoding": "identity", **headers} | ({"Authorization": authorization} if authorization else {})
+        proxy = self._proxies.for_url(url)
+        if proxy is not None:
+            await self._look_up(url.host or "", chosen=chosen)
         with _telling(url):
-            async with self._sessions[chosen].get(url, headers=sent, allow_redirects=False) as response:
+            async with (self._sessions[chosen] if proxy is None else self._proxied).get(
+                url,
+                headers=sent,
+                allow_redirects=False,
+                proxy=proxy.url if proxy is not None else None,
+                # The client makes it Proxy-Authorization, and of the proxy alone.
+                proxy_headers={"Authorization": proxy.secret} if proxy is not None and proxy.secret else None,
+            ) as response:
                 yield response
+
+    async def _look_up(self, host: str, *, chosen: bool) -> None:
+        """Refuse a name that leads where it may not, as seen from here; a proxy may know names that we do not."""
+        if (chosen, host) not in self._looked_up:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_RESOLVE_SECONDS):
+                    await self._checked[chosen].resolve(host)
+            self._looked_up.add((chosen, host))
+
+
+def _session(trust: ssl.SSLContext, stall: float, resolver: AbstractResolver) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=trust, resolver=resolver),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=stall),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        read_bufsize=_READ_BYTES,
+    )
 
 
 def _same(one: URL, other: URL) -> bool:
@@ -171,6 +202,8 @@ def _meaning(error: Exception) -> str:
         TimeoutError: "it sent nothing for too long",
         aiohttp.ClientConnectorDNSError: "its name is not known",
         aiohttp.ClientSSLError: "no TLS with it",
+        aiohttp.ClientProxyConnectionError: "no connection to the proxy",
+        aiohttp.ClientHttpProxyError: "the proxy refuses it",
         aiohttp.ClientConnectorError: "no connection",
         aiohttp.ClientPayloadError: "it broke off",
         aiohttp.ServerDisconnectedError: "it closed the connection",

@@ -21,6 +21,7 @@ from modelswap_engine.sources.remote.port import RETRY_AFTER, FileStat
 from modelswap_engine.sources.web.answers import GONE, Target, check_part, revision_of, trouble, wanted, whole_size
 from modelswap_engine.sources.web.client import Answer, Web
 from modelswap_engine.sources.web.patience import Passing, Patience
+from modelswap_engine.sources.web.proxies import DIRECT, Proxies
 from modelswap_engine.sources.web.reach import Reach
 
 PIECE_BYTES: Final = 1 << 20
@@ -38,6 +39,7 @@ class WebSettings:
     chance: Callable[[], float] = random.random
     now: Callable[[], float] = time.time
     resolver: AbstractResolver | None = None
+    proxies: Proxies = DIRECT
 
 
 class Reader:
@@ -55,7 +57,14 @@ class Reader:
     async def opened(cls, settings: WebSettings, credentials: Mapping[str, str]) -> "Reader":
         """Return one that believes the system's authorities, and the one of the credentials."""
         trust = await asyncio.to_thread(_trust, credentials.get(CA, ""))
-        return cls(Web(trust=trust, reach=settings.reach, stall=settings.stall, resolver=settings.resolver), settings)
+        web = Web(
+            trust=trust,
+            reach=settings.reach,
+            stall=settings.stall,
+            resolver=settings.resolver,
+            proxies=settings.proxies,
+        )
+        return cls(web, settings)
 
     async def close(self) -> None:
         """Close its connections."""
