@@ -1,21 +1,24 @@
 """Packs of single elements that changed: how small, and how fast tensors are made from them.
 
-Weights in bf16 of the usual spread, some of which are replaced by others at random; files that the system has in
-memory. Making a tensor is measured apart from proving it: what the machine can hash bounds the second whatever the
-first does. What copying and SHA-256 can reach is measured with the same bytes in the same run.
+Weights in bf16 of the usual spread: some of them replaced by others at random, all of them trained on (of each the
+same small step, which moves most of them by little), or taken for words of packed weights of four bits, a tenth of
+which are others. Files that the system has in memory. Making a tensor is measured apart from proving it: what the
+machine can hash bounds the second whatever the first does. What copying and SHA-256 can reach is measured with the same
+bytes in the same run.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from bench.raw import raw_speed
 from bench.turns import Budget
@@ -29,16 +32,49 @@ from modelswap_engine.delta.build import build_pack
 from modelswap_engine.delta.local import Folder, opened_pack
 from modelswap_engine.delta.pack import ReadBase, Step, apply, pieces
 
-SHARES: Final = (0.01, 0.03)
 _TENSORS: Final = 16
 _ELEMENTS: Final = 1 << 24
+Words = npt.NDArray[np.uint16]
+Change = Callable[[Words, np.random.Generator], Words]
+
+
+def _replaced(share: float) -> Change:
+    def change(weights: Words, random: np.random.Generator) -> Words:
+        where = np.flatnonzero(random.random(len(weights), np.float32) < share)
+        weights[where] = random.integers(0, 1 << 16, len(where), np.uint16)
+        return weights
+
+    return change
+
+
+def _trained(weights: Words, random: np.random.Generator) -> Words:
+    # What lies below the bits that bf16 keeps is where the optimizer's own copy of a weight is within its step.
+    exact = (weights.astype(np.uint32) << 16) | random.integers(0, 1 << 16, len(weights), np.uint32)
+    moved = exact.view(np.float32) + np.float32(1e-4) * random.standard_normal(len(weights), np.float32)
+    return (moved.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _requantized(weights: Words, random: np.random.Generator) -> Words:
+    for shift in range(0, 16, 4):
+        where = np.flatnonzero(random.random(len(weights), np.float32) < 0.1)
+        weights[where] ^= random.integers(1, 16, len(where), np.uint16) << np.uint16(shift)
+    return weights
+
+
+CHANGES: Final[Mapping[str, Change]] = {
+    "1 % replaced": _replaced(0.01),
+    "3 % replaced": _replaced(0.03),
+    "fully fine-tuned": _trained,
+    "10 % of 4-bit weights": _requantized,
+}
 
 
 class DeltaRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One share of changed elements; speeds of all cores in bytes of the new version per second, the best of the turns.
+    """One kind of change; speeds of all cores in bytes of the new version per second, the best of the turns.
 
     Attributes:
-        share: of the elements that were replaced.
+        change: one of :data:`CHANGES`.
+        share: of the elements that are others.
         nbytes: of all tensors; each of them changed.
         pack_bytes: of the whole pack.
         build: reading and hashing both versions, and packing.
@@ -48,6 +84,7 @@ class DeltaRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         sha256: hashing only.
     """
 
+    change: str
     share: float
     nbytes: int
     pack_bytes: int
@@ -71,17 +108,17 @@ class DeltaRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def measure_delta(budget: Budget, *, turns: int, elements: int = _ELEMENTS) -> list[DeltaRow]:
-    """Build and use a pack for each share."""
+    """Build and use a pack for each kind of change."""
     with tempfile.TemporaryDirectory(prefix="modelswap-delta-") as name:
         place = Path(name)
-        base = _folder(place / "base", share=0.0, elements=elements)
-        return [_measure(place, base, share, budget=budget, turns=turns, elements=elements) for share in SHARES]
+        base = _folder(place / "base", lambda weights, _: weights, elements=elements)
+        return [_measure(place, base, change, budget=budget, turns=turns, elements=elements) for change in CHANGES]
 
 
-def _measure(place: Path, base: Folder, share: float, *, budget: Budget, turns: int, elements: int) -> DeltaRow:
-    target, path = _folder(place / f"{share}", share=share, elements=elements), place / f"{share}.delta"
+def _measure(place: Path, base: Folder, change: str, *, budget: Budget, turns: int, elements: int) -> DeltaRow:
+    target, path = _folder(place / change, CHANGES[change], elements=elements), place / f"{change}.delta"
     started = time.perf_counter()
-    build_pack(base, target, path)
+    header = build_pack(base, target, path)
     nbytes = target.manifest.total_bytes
     build = nbytes / (time.perf_counter() - started)
     ranges = [_range(base, entry) for entry in base.manifest.tensors]
@@ -110,7 +147,8 @@ def _measure(place: Path, base: Folder, share: float, *, budget: Budget, turns: 
             make = max(make, nbytes / _seconds(made, base.manifest.tensors, cores))
             prove = max(prove, nbytes / _seconds(proved, base.manifest.tensors, cores))
     return DeltaRow(
-        share=share,
+        change=change,
+        share=sum(entry.changed for entry in header.tensors) / (_TENSORS * elements),
         nbytes=nbytes,
         pack_bytes=path.stat().st_size,
         build=build,
@@ -143,8 +181,8 @@ def _range(folder: Folder, entry: TensorEntry) -> TensorRange:
     )
 
 
-def _folder(place: Path, *, share: float, elements: int) -> Folder:
-    """Write a checkpoint whose tensors are those of a share of 0, but for this share of new weights."""
+def _folder(place: Path, change: Change, *, elements: int) -> Folder:
+    """Write a checkpoint whose tensors are always the same, but for the change."""
     place.mkdir()
     entries = [
         TensorEntry(
@@ -157,15 +195,12 @@ def _folder(place: Path, *, share: float, elements: int) -> Folder:
     with (place / SINGLE_FILE).open("wb") as file:
         file.write(compose_header(entries))
         for number in range(_TENSORS):
-            data = weights ^ np.uint16(number)
-            where = np.flatnonzero(random.random(elements, np.float32) < share)
-            data[where] = random.integers(0, 1 << 16, len(where), np.uint16)
-            file.write(data.data)
+            file.write(change(weights ^ np.uint16(number), random).data)
     roots = (place.resolve(),)
     contents = read_contents(roots[0], roots=roots)
     return Folder(contents=contents, manifest=hash_contents(contents, roots=roots), roots=roots)
 
 
-def _weights(random: np.random.Generator, elements: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+def _weights(random: np.random.Generator, elements: int) -> Words:
     values = random.standard_normal(elements, np.float32) * np.float32(0.02)
     return (values.view(np.uint32) >> 16).astype(np.uint16)

@@ -163,12 +163,13 @@ def _modes_table(found: ModesResult) -> Table:
 
 def _delta_table(rows: Sequence[DeltaRow]) -> Table:
     table = _table(
-        f"Packs of changed bf16 elements in {_gigabytes(rows[0].nbytes)}, {rows[0].cores} cores (GB/s of tensors)",
-        "elements", "pack", "smaller", "build", "make", "make + hash", "copy", "SHA-256",
+        f"Packs of changed 2-byte elements in {_gigabytes(rows[0].nbytes)}, {rows[0].cores} cores (GB/s of tensors)",
+        "change", "elements", "pack", "smaller", "build", "make", "make + hash", "copy", "SHA-256",
     )  # fmt: skip
     for row in rows:
         speeds = (row.build, row.make, row.prove, row.copy, row.sha256)
         table.add_row(
+            row.change,
             f"{100 * row.share:.0f} %",
             _megabytes(row.pack_bytes),
             f"{row.ratio:.1f} ×",

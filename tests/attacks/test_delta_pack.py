@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,9 +124,15 @@ def test_a_file_that_is_no_pack_is_refused(attack: str) -> None:
 
 
 def test_a_later_version_says_what_to_do(good: bytes) -> None:
-    with pytest.raises(UnsupportedFormat, match="version 2") as caught:
-        opened(good[:8] + b"\x02" + good[9:])
-    assert caught.value.advice == "update modelswap"
+    for version in (0, 3):
+        with pytest.raises(UnsupportedFormat, match=f"version {version}") as caught:
+            opened(good[:8] + bytes([version]) + good[9:])
+        assert caught.value.advice == "update modelswap"
+
+
+def test_packs_of_the_first_version_are_read(good: bytes) -> None:
+    assert good[8] == 2
+    assert made(opened(good[:8] + b"\x01" + good[9:]), "t", BASE) == NEW["t"][2]
 
 
 def test_too_many_tensors(good: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +167,8 @@ def with_frames(good: bytes, frames: bytes, **more: Any) -> bytes:
 BOMB = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 30))
 LIAR = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(200))
 
+ZEROS = zstandard.ZstdCompressor(write_content_size=True).compress(bytes(200))
+
 FRAMES: dict[str, tuple[bytes, str]] = {
     "unknown coding": (framed(9, b""), "a block of coding 9"),
     "longer than the block": (framed(1, bytes(200), length=201), "201 bytes for a block of 200"),
@@ -174,6 +183,13 @@ FRAMES: dict[str, tuple[bytes, str]] = {
     "a stream longer than it can be": (framed(2, struct.pack("<I", 201)), "a stream of 201 bytes for 200"),
     "a stream cut short": (framed(2, struct.pack("<I", 200)), "ends 200 bytes early"),
     "no stream": (framed(2, b"\x01"), "ends 3 bytes early"),
+    "an exclusive or of one plane, cut short": (framed(5, struct.pack("<I", 200) + bytes(99)), "ends 101 bytes early"),
+    "an exclusive or of two planes": (framed(5, struct.pack("<I", 2) + b"ab"), "zstd"),
+    "a bomb as exclusive or": (framed(5, struct.pack("<I", 150) + BOMB[:150]), "a zstd frame of 1073741824 bytes"),
+    "something after an exclusive or": (
+        framed(5, struct.pack("<I", len(ZEROS)) + ZEROS + b"?"),
+        "1 bytes after its end",
+    ),
     "two streams": (framed(3, struct.pack("<I", 4) + b"abcd"), "not a zstd frame"),
 }
 
@@ -191,9 +207,43 @@ def test_frames_that_lie_are_refused_with_their_place(good: bytes, attack: str) 
 
 
 def test_a_tensor_made_from_nothing_may_not_ask_for_a_base(good: bytes) -> None:
-    for coding in (Coding.SAME, Coding.DIFFERENCE, Coding.SPARSE):
+    for coding in (Coding.SAME, Coding.DIFFERENCE, Coding.SPARSE, Coding.XOR):
         with pytest.raises(InvalidDelta, match=f"a block of coding {coding:d}"):
             made(opened(with_frames(good, framed(coding, b""), base="")), "t")
+
+
+PLANES: dict[str, tuple[bytes, str]] = {
+    "the second plane is missing": (struct.pack("<I", 10) + bytes(10), "ends 4 bytes early"),
+    "the second plane is longer": (
+        b"\n\0\0\0" + bytes(10) + b"\x0b\0\0\0" + bytes(11),
+        "of 11 bytes",
+    ),
+    "a third plane": ((struct.pack("<I", 10) + bytes(10)) * 3, "14 bytes after its end"),
+    "the first plane claims all": (struct.pack("<I", 2**32 - 1) + bytes(20), "4294967295 bytes for 10"),
+}
+
+
+@pytest.mark.parametrize("attack", PLANES)
+@pytest.mark.parametrize("coding", [Coding.PLANES, Coding.DIFFERENCE, Coding.XOR])
+def test_planes_that_do_not_fit_are_refused_before_anything_is_written(coding: Coding, attack: str) -> None:
+    body, cause = PLANES[attack]
+    block = bytearray(b"before" * 3 + b"..")
+    with pytest.raises(Damaged, match=cause):
+        decode(coding, memoryview(body), memoryview(block), width=2)
+    assert block == b"before" * 3 + b".."
+
+
+@pytest.mark.parametrize("coding", [Coding.PLANES, Coding.DIFFERENCE, Coding.XOR])
+def test_a_bomb_takes_no_more_memory_than_the_block(coding: Coding) -> None:
+    body = struct.pack("<I", len(BOMB)) + BOMB
+    block = memoryview(bytearray(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Damaged, match="1073741824 bytes where 1048576 are due"):
+            decode(coding, memoryview(body), block, width=1)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def sparse(count: int, gaps: bytes, values: bytes, *, length: int | None = None) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.decode import DecodeRow
-from bench.delta import DeltaRow, measure_delta
+from bench.delta import CHANGES, DeltaRow, measure_delta
 from bench.diff import DiffRow
 from bench.gate import GateRow
 from bench.measure import AlternativesRow, ModelResult, OnceResult, SpeedRow, SwapRow
@@ -48,10 +48,10 @@ def result(gigabytes: int, *rows: SwapRow, alternatives: AlternativesRow | None 
     )
 
 
-def delta_row(*, share: float, pack_bytes: int, make: float = 4e9) -> DeltaRow:
+def delta_row(change: str, *, pack_bytes: int, make: float = 4e9) -> DeltaRow:
     return DeltaRow(
-        share=share, nbytes=10**9, pack_bytes=pack_bytes, turns=2, cores=4, build=1e9, make=make, prove=2e9, copy=8e9,
-        sha256=4e9,
+        change=change, share=0.5, nbytes=10**9, pack_bytes=pack_bytes, turns=2, cores=4, build=1e9, make=make,
+        prove=2e9, copy=8e9, sha256=4e9,
     )  # fmt: skip
 
 
@@ -138,7 +138,11 @@ def test_verdicts_say_what_was_asked_what_was_measured_and_whether_it_was_met() 
     once = OnceResult(
         gate=GateRow(admission_microseconds=7.0, registry_microseconds=2.0, total_microseconds=9.0, turns=3, others=16),
         diff=DiffRow(seconds=0.3, nbytes=4 * 10**9, tensors=240, turns=3),
-        delta=[delta_row(share=0.01, pack_bytes=16 * 10**6), delta_row(share=0.03, pack_bytes=10**8, make=1.9e9)],
+        delta=[
+            delta_row("1 % replaced", pack_bytes=16 * 10**6),
+            delta_row("3 % replaced", pack_bytes=10**8, make=1.9e9),
+            delta_row("fully fine-tuned", pack_bytes=5 * 10**8),
+        ],
         modes=ModesResult(nbytes=1, clients=2, modes=rows, overlapping=gaps, split=gaps),
         decode=DecodeRow(nbytes=1, turns=2, alone=40.0, while_staging=30.0, kept=0.75, staged_bytes_per_second=4e8),
     )
@@ -146,7 +150,7 @@ def test_verdicts_say_what_was_asked_what_was_measured_and_whether_it_was_met() 
     results = [result(1, row(12, 1000.0), row(64, 1000.0)), large]
     said = {verdict.what: verdict for verdict in verdicts(once, results, ratios(results))}
     assert [verdict.met for verdict in said.values()] == [
-        True, False, False, None, False, True, True, True, True, False, False, True, None,
+        True, False, False, None, False, True, True, True, True, False, False, None, True, True, None,
     ]  # fmt: skip
     window = said["full reload in place, by the commit window"]
     assert (window.asked, window.measured) == (">= 1000 × at 2 GB", "1500 × at 2.00 GB")
@@ -215,12 +219,13 @@ async def test_gaps_are_between_tokens_of_one_request(monkeypatch: pytest.Monkey
     assert record.rate(1.0) == pytest.approx(0.4)
 
 
-def test_a_table_of_packs_has_a_row_for_each_share() -> None:
+def test_a_table_of_packs_has_a_row_for_each_change() -> None:
     rows = measure_delta(Budget(0.0), turns=1, elements=5000)
-    assert [row.share for row in rows] == [0.01, 0.03]
+    assert [row.change for row in rows] == list(CHANGES)
+    assert [row.share for row in rows] == pytest.approx([0.01, 0.03, 0.65, 0.34], rel=0.1)
     assert all(row.nbytes == 16 * 10_000 and row.make > 0 and row.prove > 0 for row in rows)
     assert rows[0].ratio > rows[1].ratio > 1
-    assert [table.row_count for table in tables(OnceResult(delta=rows), [])] == [2]
+    assert [table.row_count for table in tables(OnceResult(delta=rows), [])] == [4]
 
 
 def test_a_random_model_is_a_valid_checkpoint_with_the_hashes_it_states(

@@ -3,12 +3,14 @@
 Elements are taken as unsigned integers of their size, so NaN payloads and negative zero are values like any other.
 What changed is written as the difference of these integers, small numbers of either sign folded into small ones
 (zigzag): a weight that moves by one step in its last place is one of two symbols, where an exclusive or has a symbol
-for each length of the carry. Integers are split into planes of bytes: the high ones say little, the low ones are noise.
+for each length of the carry. What is no number (weights of four bits packed in words, flipped signs) has no carry, and
+takes less as exclusive or. Integers are split into planes of bytes: the high ones say little, the low ones are noise.
 
  SAME        nothing: the block before
  RAW         the bytes
  PLANES      a stream for each byte plane of the elements, the lowest first
  DIFFERENCE  the same of the differences
+ XOR         the same of the exclusive ors
  SPARSE      how many elements changed (u32), the length of the gaps (u32), a stream of the gaps, and one for each byte
              plane of the differences there. A gap is the number of elements since the last that changed: in bytes, of
              which 255 means 255 more elements and no change
@@ -43,6 +45,7 @@ _WORD: Final = 4
 _SKIP: Final = 255
 _LEVEL: Final = 1  # noise has nothing to be found by searching for longer, and higher levels made it larger
 _BITS: Final = 8
+_TRIED: Final = 8  # the part of a block that two ways are tried with
 _WINDOW_BYTES: Final = 1 << 27
 """The largest window of a zstd frame that is read; what a frame may hold is known before and checked by itself."""
 
@@ -55,6 +58,7 @@ class Coding(IntEnum):
     PLANES = 2
     DIFFERENCE = 3
     SPARSE = 4
+    XOR = 5
 
     @property
     def needs_base(self) -> bool:
@@ -129,7 +133,7 @@ def encode(target: memoryview, base: memoryview | None, *, width: int) -> Encode
         if 2 * changed <= len(new):
             found.append((Coding.SPARSE, _sparse(places, _folded(new[places], old[places]))))
         else:
-            found.append((Coding.DIFFERENCE, _planes(_folded(new, old))))
+            found.append(_all(new, old))
     # Planes of trained weights take about two thirds of them, so they are not tried where the change is short.
     if not any(2 * len(body) <= len(target) for _, body in found):
         found += [(Coding.PLANES, _planes(new)), (Coding.RAW, bytes(target))]
@@ -161,8 +165,18 @@ def decode(coding: Coding, body: memoryview, block: memoryview, *, width: int) -
             _join(_Streams(body), elements)
         elif coding is Coding.DIFFERENCE:
             elements += _differences(_Streams(body), len(elements), elements.dtype)
+        elif coding is Coding.XOR:
+            elements ^= _joined(_Streams(body), len(elements), elements.dtype)
         else:
             _scatter(_Streams(body), elements)
+
+
+def _all(new: Elements, old: Elements) -> tuple[Coding, bytes]:
+    """Write all elements in the way that takes less for the first of them: both whole would take twice as long."""
+    part = slice(len(new) // _TRIED or None)
+    if len(_planes(new[part] ^ old[part])) < len(_planes(_folded(new[part], old[part]))):
+        return Coding.XOR, _planes(new ^ old)
+    return Coding.DIFFERENCE, _planes(_folded(new, old))
 
 
 def _folded(new: Elements, old: Elements) -> Elements:
@@ -172,8 +186,7 @@ def _folded(new: Elements, old: Elements) -> Elements:
 
 
 def _differences(streams: "_Streams", count: int, dtype: np.dtype[Any]) -> Elements:
-    folded: Elements = np.empty(count, dtype)
-    _join(streams, folded)
+    folded = _joined(streams, count, dtype)
     sign = np.negative(folded & 1)
     folded >>= 1
     folded ^= sign
@@ -183,6 +196,12 @@ def _differences(streams: "_Streams", count: int, dtype: np.dtype[Any]) -> Eleme
 def _planes(elements: Elements) -> bytes:
     shifts = range(0, _BITS * elements.itemsize, _BITS)
     return b"".join(_stream((elements >> shift).astype(np.uint8)) for shift in shifts)
+
+
+def _joined(streams: "_Streams", count: int, dtype: np.dtype[Any]) -> Elements:
+    elements: Elements = np.empty(count, dtype)
+    _join(streams, elements)
+    return elements
 
 
 def _join(streams: "_Streams", into: Elements) -> None:

@@ -1,7 +1,7 @@
 """The file format of a pack, and its header read as hostile input. Pure: callers bring the bytes.
 
     8 bytes   MSWDELTA
-    u32       version of the format
+    u32       version of the format: 2; 1 is read, and had no XOR
     u64       length of the header
     32 bytes  sha256 of the header
     header    JSON, see :class:`Header`; then the data: what is packed for each tensor, then side files, without holes
@@ -12,7 +12,7 @@ header by one range, then single tensors by theirs, and a tensor from front to b
 
 Only these headers are accepted; each rule has an attack in ``tests/attacks/test_delta_pack.py``:
 
- D1 it starts with the magic, in the one known version, and is as long as it says
+ D1 it starts with the magic, in a known version, and is as long as it says
  D2 the header is at most 128 MiB, has the stated sha256 and the form of :class:`Header`
  D3 names of tensors are valid, sorted and unique; none is removed and there; removed ones are sorted and unique
  D4 dtype and shape are valid and mean ``nbytes``; at most 500 000 tensors
@@ -37,7 +37,8 @@ from modelswap_engine.checkpoint.rules import check_tensor_name, expected_nbytes
 from modelswap_engine.delta.coding import BLOCK_BYTES, Coding
 from modelswap_engine.protocol.errors import InvalidCheckpoint, InvalidDelta, UnsupportedFormat
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_READ: Final = (1, FORMAT)
 MAX_HEADER_BYTES: Final = 128 << 20
 FRAME: Final = struct.Struct("<BI")
 _MAGIC: Final = b"MSWDELTA"
@@ -149,9 +150,9 @@ def header_span(preamble: bytes, *, file_size: int, file: str) -> tuple[int, byt
     if len(preamble) < PREAMBLE_BYTES or not preamble.startswith(_MAGIC):
         refuse(f"not a delta pack ({file_size} bytes)", file=file)
     _, version, length, digest = _PREAMBLE.unpack(preamble[:PREAMBLE_BYTES])
-    if version != FORMAT:
+    if version not in _READ:
         raise UnsupportedFormat(
-            f"{file}: a delta pack of version {version}, and only {FORMAT} is known",
+            f"{file}: a delta pack of version {version}, and none after {FORMAT} is known",
             advice="update modelswap",
             details={"file": file},
         )

@@ -68,6 +68,22 @@ def test_a_pack_is_small_where_few_elements_change(tmp_path: Path, share: float,
     assert made(pack, "w", old) == new
 
 
+def test_what_is_no_number_is_packed_as_exclusive_or(tmp_path: Path) -> None:
+    """Weights of four bits, eight to a word, of which a tenth are others: a difference would carry into neighbours."""
+    random = np.random.default_rng(3)
+    old = random.integers(0, 1 << 32, COUNT, np.uint32)
+    new = old.copy()
+    for shift in range(0, 32, 4):
+        where = np.flatnonzero(random.random(COUNT) < 0.1)
+        new[where] ^= random.integers(1, 16, len(where), np.uint32) << np.uint32(shift)
+    data = {"w": ("I32", (COUNT,), new.tobytes())}
+    pack = opened(pack_of(tmp_path / "p", {"w": ("I32", (COUNT,), old.tobytes())}, data))
+    (entry,) = pack.header.tensors
+    assert entry.coding == "xor"
+    assert entry.size < entry.nbytes / 3
+    assert made(pack, "w", old.tobytes()) == data["w"][2]
+
+
 def test_what_has_nothing_in_common_takes_no_more_than_itself(tmp_path: Path) -> None:
     noise = os.urandom(2 * BLOCK_BYTES)
     for old, new in ((noise, os.urandom(len(noise))), (weights().tobytes(), weights(seed=2).tobytes())):
