@@ -25,7 +25,7 @@ from modelswap_engine.backends.sglang.pulse import Pulse
 from modelswap_engine.backends.vllm.adapters import VllmAdapters
 from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.backends.vllm.plain import plain_vllm
-from modelswap_engine.cli.proxying import Engine, Route
+from modelswap_engine.cli.engine_choice import Engine, Route
 from modelswap_engine.protocol.errors import BadRequest
 
 _PLAIN_SGLANG_WATCH: Final = 2.0

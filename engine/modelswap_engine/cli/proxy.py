@@ -16,9 +16,9 @@ from modelswap_engine.backends.external.materialise import Materialiser
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.start_point import StartPoint
 from modelswap_engine.cli import hosting
+from modelswap_engine.cli.engine_choice import Engine, EngineRestart, Route
 from modelswap_engine.cli.engines import Driven, Place, driven
 from modelswap_engine.cli.hosting import HostSettings, Template
-from modelswap_engine.cli.proxying import Engine, EngineRestart, Route
 from modelswap_engine.cli.sharing import shared_of
 from modelswap_engine.cli.sources import Supply, supply_of
 from modelswap_engine.http.app import control_app, proxy_app

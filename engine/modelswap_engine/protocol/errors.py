@@ -1,7 +1,8 @@
 """Errors with a meaning, and their form on the wire.
 
 Each error is a type; its ``code`` is the reason string that ends up in a condition and an Event, its ``status``
-the HTTP status, its ``retryable`` whether the same request can succeed later without anybody changing it.
+the HTTP status, its ``retryable`` whether the same request can succeed later without anybody changing it. They are in
+one file, however long: :func:`from_body` must know each of them, whatever else a process has imported.
 
     ModelswapError
     ├── Refused            the version cannot be served here; nothing was touched        422
