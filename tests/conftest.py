@@ -13,11 +13,15 @@ from tests.support.apiserver import api_server, own_api_server
 from tests.support.disk import unsynced
 from tests.support.servers.fixtures import hub, proxied, registry_server, s3_server, web_server
 
-__all__ = ["api_server", "hub", "own_api_server", "proxied", "registry_server", "s3_server", "unsynced", "web_server"]
+__all__ = ["api_server", "hub", "own_api_server", "proxied", "registry_server", "s3_server", "web_server"]
 
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("new", deadline=None, print_blob=True)
 settings.load_profile("new" if os.environ.get("FULL") else "same")
+
+unsynced()
+# Tensors of tests are tiny: threads that wait for one another would cost all the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Asked to end, a run stops what its fixtures started, as it does on an interrupt.
 signal.signal(signal.SIGTERM, signal.default_int_handler)

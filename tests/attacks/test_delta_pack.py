@@ -20,8 +20,6 @@ from modelswap_engine.protocol.errors import DigestMismatch, InvalidCheckpoint, 
 from tests.support.checkpoints import CONFIG, Tensor
 from tests.support.deltas import MemoryRanges, first, made, opened, pack_of, resealed, written
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 BASE = bytes(range(200))
 OLD: dict[str, Tensor] = {"t": ("U8", (200,), BASE), "gone": ("U8", (2,), b"xy")}
 NEW: dict[str, Tensor] = {"t": ("U8", (200,), BASE[:-1] + b"!"), "u": ("U8", (4,), b"new!")}

@@ -15,6 +15,7 @@ from modelswap_operator.api.modelversion import Canary, OnFailure
 from modelswap_operator.planning.actions import StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.changes import ChangePolicy
 from tests.property.test_slot_rollouts import Rollouts
+from tests.support.examples import examples
 from tests.support.sim_pod import CATALOG, GOOD, SimPod
 from tests.support.slot_fate import PICK
 from tests.support.slot_world import World
@@ -170,5 +171,5 @@ class Canaries(Rollouts):
 
 TestCanaries = Canaries.TestCase
 TestCanaries.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(40), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -25,8 +25,6 @@ from tests.support.checkpoints import Tensor
 from tests.support.deltas import folder_of, made, opened, pack_of, reader, written
 from tests.support.mutations import edited, spliced
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 REFUSED = (InvalidDelta, UnsupportedFormat, DigestMismatch)
 WIDTHS = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I64": 8, "F64": 8, "C64": 8}
 # Values where arithmetic and bits disagree: NaNs with payloads, both zeros, infinities, all bits.

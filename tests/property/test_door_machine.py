@@ -19,6 +19,7 @@ from modelswap_engine.protocol.errors import Busy, DrainTimeout, ForeignOwner, M
 from modelswap_engine.protocol.messages import CancelRequest, Fence, PauseRequest, ResumeRequest
 from modelswap_engine.protocol.policy import OnTimeout, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
+from tests.support.examples import examples
 from tests.support.swapping import OWNER, POD, World, checkpoint, request
 
 CONTENTS = {"1.0": checkpoint(), "1.1": checkpoint(q=b"QQQQ"), "1.2": checkpoint(embed=b"E" * 8)}
@@ -297,7 +298,7 @@ class Door(RuleBasedStateMachine):
 
 TestDoor = Door.TestCase
 TestDoor.settings = settings(
-    max_examples=60,
+    max_examples=examples(30),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from modelswap_engine.backends.external.materialise import Materialiser
 from modelswap_engine.backends.port import Load
+from tests.support.examples import examples
 from tests.support.whole_folders import digest_in, folders, leftovers, order, publish
 
 _KILLED = 99
@@ -100,7 +101,7 @@ _actions = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(_actions, max_size=12))
 def test_any_order_of_calls(published: list[Load], actions: list[tuple[str, int | bool | None]]) -> None:
     digests = [wanted.digest for wanted in published]

@@ -25,6 +25,7 @@ from modelswap_engine.protocol.messages import (
 )
 from modelswap_engine.protocol.policy import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
+from tests.support.examples import examples
 from tests.support.fake_backend import Fault
 from tests.support.swapping import OWNER, POD, World, checkpoint, request
 
@@ -426,7 +427,7 @@ class Pod(RuleBasedStateMachine):
 
 TestPod = Pod.TestCase
 TestPod.settings = settings(
-    max_examples=40,
+    max_examples=examples(25),
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

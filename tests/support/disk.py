@@ -1,14 +1,8 @@
-"""The disk, for tests that write many small files and ask nothing about power cuts."""
+"""The disk, for tests, which write many small files and ask nothing about power cuts. Refuses to know who writes."""
 
 import os
-from collections.abc import Iterator
-
-import pytest
 
 
-@pytest.fixture(scope="module")
-def unsynced() -> Iterator[None]:
-    """Nobody waits until bytes are on the disk: a busy machine would make seconds into minutes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
+def unsynced() -> None:
+    """Let nobody in this process wait until bytes are on the disk: a busy machine would make seconds into minutes."""
+    os.fsync = lambda _: None  # type: ignore[assignment]

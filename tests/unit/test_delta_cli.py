@@ -15,8 +15,6 @@ from modelswap_engine.cli import delta
 from modelswap_engine.protocol.errors import BadRequest, Busy, DigestMismatch, InvalidDelta, UnsupportedFormat
 from tests.support.checkpoints import TENSORS, write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 app = typer.Typer()
 delta.register(app)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from modelswap_engine.http.health import OPEN_PATHS
 from modelswap_engine.protocol.version import CONTROL_PREFIX
+from tests.support.examples import examples
 from tests.support.ports import open_ports
 
 KEYS = [
@@ -155,7 +156,7 @@ def test_any_body_to_any_route(target: Target) -> None:
         method, path = route[0], route[1].replace("{id}", "op").replace("{name}", "one")
         assert "{" not in path
 
-        @settings(relaxed, max_examples=12)
+        @settings(relaxed, max_examples=examples(6))
         @given(body=bodies, kind=kinds, query=queries)
         def answered(body: bytes, kind: str, query: dict[str, str]) -> None:
             assert_answered(route, *target.send(method, path, body, {"Content-Type": kind}, query))  # noqa: B023

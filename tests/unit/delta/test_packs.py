@@ -28,8 +28,6 @@ from modelswap_engine.protocol.errors import (
 from tests.support.checkpoints import CONFIG, SINGLE, Tensor
 from tests.support.deltas import MemoryRanges, folder_of, made, opened, pack_of, reader, written
 
-pytestmark = pytest.mark.usefixtures("unsynced")
-
 COUNT = 3 * BLOCK_BYTES // 2 + 1000
 """Elements of a tensor of three blocks and a bit, two bytes each."""
 
