@@ -90,8 +90,10 @@ class Demo:
     def _swap(self, load: BackgroundLoad) -> None:
         heading("4. The ModelVersion moves from 1.0 to 1.1")
         pods = self._slot.pods()
+        started = time.monotonic()
         if self._store is not None:
             self._store.publish(self.models.tuned, "1.1", base="1.0")
+            self.facts.publish_seconds = time.monotonic() - started
         started = time.monotonic()
         generation = self._slot.apply(self._examples / "modelversion-next.yaml")
         self._slot.settle(generation, to="Ready")

@@ -25,6 +25,7 @@ class Facts:
     before: str = ""
     after: str = ""
     pods: list[tuple[Pod, EngineState]] = field(default_factory=list)
+    publish_seconds: float = 0.0
     swap_seconds: float = 0.0
     swapping: Summary | None = None
     restart_seconds: float = 0.0
@@ -42,6 +43,10 @@ def swap_lines(facts: Facts) -> Iterator[str]:
             f"{megabytes(plan.changed_bytes)} of {megabytes(plan.total_bytes)}"
         )
     yield f"from apply to Ready: {facts.swap_seconds:.1f} s"
+    if facts.publish_seconds:
+        publishing = facts.publish_seconds
+        whole = publishing + facts.swap_seconds
+        yield f"from a trained checkpoint to Ready: {whole:.1f} s, of which publishing took {publishing:.1f} s"
     for pod, state in facts.pods:
         swap = state.operation
         yield f"pod {pod.name} (UID {pod.uid}, since {pod.started}, {pod.restarts} restarts)"
@@ -99,6 +104,7 @@ def as_dict(facts: Facts, *, kind: str, version: str) -> dict[str, Any]:
         ],
         "changed": {"tensors": plan.changed_tensors, "bytes": plan.changed_bytes} if plan else {},
         "total": {"tensors": plan.total_tensors, "bytes": plan.total_bytes} if plan else {},
+        "publishSeconds": round(facts.publish_seconds, 3),
         "swapSeconds": round(facts.swap_seconds, 3),
         "rolloutRestart": {
             "seconds": round(facts.restart_seconds, 3),

@@ -76,6 +76,13 @@ def test_every_figure_of_a_pod_has_its_unit() -> None:
         assert part in text
 
 
+def test_what_was_published_took_its_time_too() -> None:
+    found = facts()
+    assert not any("publishing" in line for line in swap_lines(found))
+    found.publish_seconds = 1.5
+    assert "from a trained checkpoint to Ready: 5.5 s, of which publishing took 1.5 s" in list(swap_lines(found))
+
+
 DESCRIPTION = """\
 Status:
   Conditions:
