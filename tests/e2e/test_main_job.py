@@ -15,7 +15,7 @@ from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, decode
 from tests.support.models import LOWER, UPPER
 from tests.support.plugin import plugin
-from tests.support.stack import Pod, Slot
+from tests.support.stack import WAIT, Pod, Slot
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -116,6 +116,33 @@ async def test_an_adapter_is_there_on_all_pods_changes_with_its_base_and_goes(sl
         while (state := await asyncio.to_thread(slot.state, pod)).adapters is None or state.adapters.adapters:
             await asyncio.sleep(0.2)
     await decided(slot, "1.0", "v1")
+
+
+_ASK_BY_SERVICE = """
+import json, sys, time, urllib.error, urllib.request
+body = json.dumps({"model": "letters", "prompt": "k", "max_tokens": 8}).encode()
+request = urllib.request.Request("http://letters/v1/completions", body, {"Content-Type": "application/json"})
+ends, said = time.monotonic() + 60, []
+while len(said) < 8:
+    try: said.append(json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["text"])
+    except urllib.error.HTTPError: raise  # a pod without the adapter was asked
+    except OSError:
+        if said or time.monotonic() > ends: raise
+        time.sleep(0.1)  # the nodes do not know the new Service yet
+print(json.dumps(said))
+"""
+
+
+async def test_a_service_leads_to_the_pods_that_have_the_adapter(slot: Slot) -> None:
+    await decided(slot, "1.0", "v1")
+    where = {"placement": {"pods": 1}, "service": {"name": "letters", "port": 80}}
+    await asyncio.to_thread(slot.apply_adapter, "letters", {"uri": f"file://{slot.inside('adapters/k')}"}, **where)
+    for pod in slot.pods():
+        done = await asyncio.to_thread(slot.exec_python, pod, _ASK_BY_SERVICE)
+        assert done.returncode == 0, done.stderr
+        assert {letter for text in json.loads(done.stdout) for letter in text} == {"k"}
+    await asyncio.to_thread(slot.delete_adapter, "letters")
+    slot.cluster.kubectl("-n", slot.namespace, "wait", "service/letters", "--for=delete", WAIT)
 
 
 async def refused(slot: Slot, version: str, model: str, *, names: str, digest: str = "") -> None:
