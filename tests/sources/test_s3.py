@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import obstore
 import pytest
 from obstore import exceptions
 from obstore.store import S3Store
 
+from modelswap_engine.protocol.errors import SourceUnreadable
+from modelswap_engine.sources.credentials import Credentials
+from modelswap_engine.sources.objects import ObjectSettings, ObjectStores
 from tests.support.servers.faults import (
     Answer,
     Fault,
@@ -25,7 +29,8 @@ from tests.support.servers.faults import (
 )
 from tests.support.servers.fixtures import Proxied
 from tests.support.servers.proxy import FaultProxy
-from tests.support.servers.s3 import SECRET, S3Server
+from tests.support.servers.s3 import KEY, REGION, SECRET, S3Server
+from tests.support.servers.web import WebServer
 
 pytestmark = pytest.mark.sources
 
@@ -143,3 +148,23 @@ async def test_redirects_are_followed_anywhere_without_the_signature(bucket: Buc
     (seen,) = elsewhere.asked("/anything")
     assert "Authorization" not in seen.headers
     assert "x-amz-date" in seen.headers
+
+
+async def test_redirects_from_https_are_followed_to_https_alone(
+    bucket: Bucket, proxied: Proxied, web_server: WebServer, tmp_path: Path
+) -> None:
+    secure, elsewhere = proxied(bucket.proxy.url, tls=web_server.tls), proxied(bucket.proxy.url)
+    secure.inject(redirected(f"{elsewhere.url}/anything"))
+    settings = {
+        "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": REGION, "AWS_ENDPOINT": secure.url,
+        "ca.crt": web_server.ca.read_text(),
+    }  # fmt: skip
+    (tmp_path / "reader").mkdir()
+    for key, value in settings.items():
+        (tmp_path / "reader" / key).write_text(value)
+    stores = ObjectStores(Credentials(tmp_path), settings=ObjectSettings(retries=0))
+    folder = await stores.open(f"s3://{bucket.name}", credentials="reader")
+    with pytest.raises(SourceUnreadable):
+        await folder.files([])
+    assert len(secure.seen) == 1
+    assert elsewhere.seen == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from modelswap_engine.protocol.errors import (
     CredentialsNotMounted,
+    InvalidCheckpoint,
     SourceDenied,
     SourceNotAllowed,
     SourceNotFound,
@@ -20,7 +22,7 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.sources.remote.port import FileStat, Folder
 from modelswap_engine.sources.web.reach import Reach
-from tests.support.servers.faults import Answer, redirected
+from tests.support.servers.faults import Answer, Truncated, redirected
 from tests.support.servers.fixtures import Proxied
 from tests.support.servers.places import (
     HubPlace,
@@ -35,6 +37,7 @@ from tests.support.servers.places import (
 )
 from tests.support.servers.registry import PASSWORD, USER, Layer, RegistryServer
 from tests.support.servers.web import WebServer
+from tests.support.tars import packed
 
 __all__ = ["hub_place", "place", "registry_place", "web_place"]
 pytestmark = pytest.mark.sources
@@ -158,12 +161,43 @@ async def test_a_token_whose_time_is_over_is_bought_anew(guarded: RegistryPlace)
     await folder.close()
 
 
-async def test_archives_are_refused_with_what_to_do(registry_place: RegistryPlace) -> None:
-    archive = Layer(content=b"tar", media_type="application/vnd.cncf.model.weight.v1.tar")
+async def test_compressed_archives_are_refused_with_what_to_do(registry_place: RegistryPlace) -> None:
+    archive = Layer(content=b"tar", media_type="application/vnd.kitops.modelkit.model.v1.tar+gzip")
     await registry_place.registry.push(registry_place.name, "1.0", [archive])
-    with pytest.raises(UnsupportedFormat, match="archives") as caught:
+    with pytest.raises(UnsupportedFormat, match=r"compressed archives.*model\.v1\.tar\+gzip") as caught:
         await registry_place.open()
     assert "modctl build" in caught.value.advice
+
+
+@pytest.mark.parametrize("folder", ["", "out/chat/"])
+async def test_files_in_an_uncompressed_archive_are_read_by_ranges(registry_place: RegistryPlace, folder: str) -> None:
+    big = bytes(range(256)) * 4096
+    files = {"other/README.md": b"x", f"{folder}config.json": b"{}", f"{folder}{NAME}": big, f"{folder}x/y.json": b"[]"}
+    archive = Layer(content=packed(files), media_type="application/vnd.kitops.modelkit.model.v1.tar")
+    code = Layer(content=b"no archive", media_type="application/vnd.kitops.modelkit.code.v1.tar")
+    await registry_place.registry.push(registry_place.name, "1.0", [archive, code])
+    opened = await registry_place.open()
+    found = await opened.files([])
+    assert {name: stat.size for name, stat in found.items()} == {"config.json": 2, NAME: len(big)}
+    assert registry_place.proxy.sent("blobs") < 100_000, "headers alone"
+    registry_place.proxy.inject(Truncated(after=1000), path="blobs", times=1)
+    pieces = [bytes(piece) async for piece in opened.stream(NAME, 70_000, 80_000, stat=found[NAME])]
+    assert b"".join(pieces) == big[70_000:80_000]
+    assert await part(opened, found[NAME]) == big
+    await opened.close()
+
+
+async def test_an_archive_that_is_none_and_weights_in_two_folders(registry_place: RegistryPlace) -> None:
+    kind = "application/vnd.cncf.model.weight.v1.tar"
+    for content, error, match in (
+        (gzip.compress(packed({NAME: CONTENT})), InvalidCheckpoint, "not an uncompressed tar archive"),
+        (packed({f"a/{NAME}": CONTENT, f"b/{NAME}": CONTENT}), UnsupportedFormat, "several folders: a, b"),
+    ):
+        await registry_place.registry.push(registry_place.name, "1.0", [Layer(content=content, media_type=kind)])
+        folder = await registry_place.open()
+        with pytest.raises(error, match=match):
+            await folder.files([NAME])
+        await folder.close()
 
 
 async def test_a_manifest_is_what_its_digest_names(registry_place: RegistryPlace) -> None:

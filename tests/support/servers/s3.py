@@ -12,7 +12,8 @@ What obstore 0.12 (object_store 0.14) makes of faults before it, as `tests/sourc
 - 401 ``UnauthenticatedError``, 403 ``PermissionDeniedError``, 404 ``FileNotFoundError``; S3's ExpiredToken (400) is a
   ``GenericError`` with the code in its text. All at once. The texts hold the endpoint and key, no credentials.
 - Redirects are followed wherever they lead, to loopback and link-local addresses too, without Authorization and with
-  all other headers (x-amz-security-token): who names an endpoint trusts it.
+  all other headers (x-amz-security-token), and no option forbids it: who names an endpoint trusts it. Without
+  ``allow_http`` they are followed to https alone.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from modelswap_engine.sources.credentials import Credentials
 from modelswap_engine.sources.https import WebFolders
 from modelswap_engine.sources.hub import HubAddress
 from modelswap_engine.sources.hub import parse as parse_hub
-from modelswap_engine.sources.oci.layout import files_of
+from modelswap_engine.sources.oci.layout import layout_of
 from modelswap_engine.sources.oci.login import secret_of
 from modelswap_engine.sources.oci.registries import ArtifactAddress
 from modelswap_engine.sources.oci.registries import parse as parse_artifact
@@ -74,7 +75,7 @@ def layer(name: str = "", *, digest: str = DIGEST, kind: str = RAW, size: int = 
 
 def names(*layers: Layer) -> list[str]:
     manifest = json.dumps({"schemaVersion": 2, "layers": list(layers)}).encode()
-    return sorted(files_of(manifest, shown_as="oci://r/m"))
+    return sorted(layout_of(manifest, shown_as="oci://r/m").files)
 
 
 def test_layers_that_are_files() -> None:
@@ -94,23 +95,22 @@ def test_layers_that_are_files() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        "application/vnd.cncf.model.weight.v1.tar",
         "application/vnd.cncf.model.weight.v1.tar+zstd",
         "application/vnd.kitops.modelkit.model.v1.tar+gzip",
         "application/vnd.docker.image.rootfs.diff.tar.gzip",
     ],
 )
-def test_weights_in_archives_are_refused(kind: str) -> None:
-    with pytest.raises(UnsupportedFormat, match="archives"):
+def test_weights_in_compressed_archives_are_refused_by_name(kind: str) -> None:
+    with pytest.raises(UnsupportedFormat, match=rf"model\.safetensors \({re.escape(kind)}\)"):
         names(layer("config.json"), layer("model.safetensors", kind=kind))
 
 
 def test_manifests_that_are_none() -> None:
     with pytest.raises(UnsupportedFormat, match="index"):
-        files_of(b'{"schemaVersion": 2, "manifests": [{}]}', shown_as="oci://r/m")
+        layout_of(b'{"schemaVersion": 2, "manifests": [{}]}', shown_as="oci://r/m")
     for text in (b"", b"<html>", b"[]", b'{"schemaVersion": 2, "layers": [{}]}', b"\xff"):
         with pytest.raises(SourceUnreadable, match="not a manifest"):
-            files_of(text, shown_as="oci://r/m")
+            layout_of(text, shown_as="oci://r/m")
     for wrong in (layer("a", digest="sha512:00"), layer("a", size=-1)):
         with pytest.raises(InvalidCheckpoint, match="no sha256 digest"):
             names(wrong)
@@ -137,6 +137,27 @@ def test_the_login_of_a_registry() -> None:
     for broken in ({".dockerconfigjson": "{"}, config(ghcr__io={"auth": "%"})):
         with pytest.raises(SourceDenied, match="cannot be read"):
             secret_of(broken, host="ghcr.io")
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"credHelpers": {"1.dkr.ecr.eu-central-1.amazonaws.com": "ecr-login"}}, "helper ecr-login, a program"),
+        ({"credsStore": "desktop"}, "helper desktop, a program"),
+        ({"auths": {"1.dkr.ecr.eu-central-1.amazonaws.com": {}}, "credsStore": "pass"}, "helper pass, a program"),
+        ({"auths": {"1.dkr.ecr.eu-central-1.amazonaws.com": {"identitytoken": "hunter2"}}}, "an identity token"),
+    ],
+)
+def test_programs_that_would_make_a_login_are_refused_by_name(config: dict[str, Any], what: str) -> None:
+    host = "1.dkr.ecr.eu-central-1.amazonaws.com"
+    with pytest.raises(SourceDenied, match=what) as caught:
+        secret_of({".dockerconfigjson": json.dumps(config)}, host=host)
+    assert "hunter2" not in str(caught.value)
+    logins = {"auths": {host: {"auth": encoded("a", "b")}, "other.io": {"auth": encoded("c", "d")}}}
+    assert secret_of({".dockerconfigjson": json.dumps(config | logins)}, host=host) == f"Basic {encoded('a', 'b')}"
+    del logins["auths"][host]
+    rest = {key: value for key, value in config.items() if key != "credHelpers"}
+    assert secret_of({".dockerconfigjson": json.dumps(rest | logins)}, host=host) == "", "it is of other registries"
 
 
 def test_keys_that_begin_with_a_dot_are_mounted_ones(tmp_path: Path) -> None:

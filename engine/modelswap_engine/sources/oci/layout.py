@@ -1,16 +1,18 @@
-"""Which files a manifest names: CNCF ModelPack, KitOps and plain artifacts, whose layers are files as they are. Pure.
+"""Which files a manifest names: CNCF ModelPack, KitOps and plain artifacts. Pure.
 
-Of a layer that is an archive no single tensor can be read: it is left out, and where that leaves no weights, refused.
+Layers are files as they are, or uncompressed tar archives of files, as KitOps packs them. Of a compressed one no single
+tensor can be read: it is left out, and where that leaves no weights, refused.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from modelswap_engine.checkpoint.rules import shown
 from modelswap_engine.protocol.errors import InvalidCheckpoint, SourceUnreadable, UnsupportedFormat
+from modelswap_engine.sources.oci.tar import Member
 from modelswap_engine.sources.remote.port import FileStat
 
 MANIFEST_TYPES: Final = (
@@ -27,7 +29,11 @@ _UNPACK: Final = "io.deis.oras.content.unpack"
 _PLAIN_IN_SPITE: Final = "application/vnd.oci.image.layer.v1.tar"
 """What oras calls a file that nobody gave a type: no archive, unless it says that it is to be unpacked."""
 _ARCHIVE: Final = re.compile(r"[.+](tar|gzip|zstd|tgz)\b")
+_PLAIN: Final = ".tar"
+_BESIDE: Final = re.compile(r"\.(dataset|code|docs?|prompt)\.")
+"""What lies beside a model and is not looked into."""
 _WEIGHTS: Final = ".safetensors"
+_CONFIGS: Final = frozenset({"config.json", "adapter_config.json"})
 
 
 class _Layer(msgspec.Struct, rename="camel"):
@@ -43,15 +49,37 @@ class _Manifest(msgspec.Struct, rename="camel"):
     manifests: list[msgspec.Raw] | None = None
 
 
-def files_of(manifest: bytes, *, shown_as: str) -> Mapping[str, FileStat]:
-    """Return the files at the root of an artifact; the revision of a file is the digest of its blob.
+class Archive(NamedTuple):
+    """An uncompressed archive among the layers."""
+
+    name: str
+    digest: str
+    size: int
+
+
+class Layout(NamedTuple):
+    """What a manifest names.
+
+    Attributes:
+        files: those at the root that are layers of their own; the revision of each is the digest of its blob.
+        archives: whose members are not known yet.
+        compressed: how archives are called that cannot be read by ranges.
+    """
+
+    files: Mapping[str, FileStat]
+    archives: tuple[Archive, ...] = ()
+    compressed: tuple[str, ...] = ()
+
+
+def layout_of(manifest: bytes, *, shown_as: str) -> Layout:
+    """Return what an artifact consists of.
 
     Args:
         manifest: of the artifact.
         shown_as: where it is, for messages.
 
     Raises:
-        UnsupportedFormat: an index, or an artifact whose weights are in archives.
+        UnsupportedFormat: an index, or an artifact whose weights are in compressed archives alone.
         InvalidCheckpoint: two layers have one name, or a layer has no digest that is known.
         SourceUnreadable: it is no manifest.
     """
@@ -68,16 +96,72 @@ def files_of(manifest: bytes, *, shown_as: str) -> Mapping[str, FileStat]:
         name = _name(layer)
         if not name or "/" in name or _archived(layer):
             continue
-        stat = _stat(layer, name, shown_as)
-        if files.setdefault(name, stat) != stat:
-            raise InvalidCheckpoint(f"{shown_as}: two layers are called {shown(name)}", advice="push it again")
-    if not any(name.endswith(_WEIGHTS) for name in files) and any(map(_archived, read.layers)):
+        _put(files, name, _stat(layer, name, shown_as), shown_as)
+    if _whole(files):
+        return Layout(files)
+    packed = [layer for layer in read.layers if _archived(layer) and not _BESIDE.search(layer.media_type)]
+    plain = [layer for layer in packed if layer.media_type.endswith(_PLAIN)]
+    compressed = tuple(
+        f"{_name(layer) or layer.digest[:19]} ({layer.media_type})" for layer in packed if layer not in plain
+    )
+    archives = tuple(
+        Archive(name := _name(layer) or layer.digest[:19], *_digest(layer, name, shown_as)) for layer in plain
+    )
+    if not archives:
+        _refuse_compressed(files, compressed, shown_as)
+    return Layout(files, archives, compressed)
+
+
+def placed(layout: Layout, found: Iterable[tuple[Archive, Member]], *, shown_as: str) -> Mapping[str, FileStat]:
+    """Return the files of an artifact some of whose files are members of archives.
+
+    A member's revision says where it is (:func:`part_of`). Of members in folders those count that lie where the weights
+    do: packing tools keep the path that a folder had on the machine where it was packed.
+
+    Raises:
+        UnsupportedFormat: the weights are in several folders, or in compressed archives.
+        InvalidCheckpoint: two files have one name.
+    """
+    files = dict(layout.files)
+    members = [(*member.path.rpartition("/")[::2], archive, member) for archive, member in found]
+    folders = sorted({folder for folder, name, _, _ in members if name.endswith(_WEIGHTS)})
+    if len(folders) > 1:
         raise UnsupportedFormat(
-            f"{shown_as}: its layers are archives, of which single tensors cannot be read",
-            advice="push the files as they are: `modctl build` (raw is its default), "
-            "`kit pack --use-model-pack` with raw layers, or `oras push`",
+            f"{shown_as}: weights in several folders: {shown(', '.join(folders), 200)}",
+            advice="push one model as an artifact of its own",
         )
+    for folder, name, archive, member in members:
+        if folder == (folders[0] if folders else ""):
+            stat = FileStat(size=member.size, revision=f"{archive.digest}+{member.offset}/{archive.size}")
+            _put(files, name, stat, shown_as)
+    _refuse_compressed(files, layout.compressed, shown_as)
     return files
+
+
+def part_of(stat: FileStat) -> tuple[str, int, int]:
+    """Return the digest and the size of the blob that holds a file, and where in it the file begins."""
+    digest, _, rest = stat.revision.partition("+")
+    offset, _, size = rest.partition("/")
+    return (digest, int(size), int(offset)) if rest else (digest, stat.size, 0)
+
+
+def _whole(files: Mapping[str, FileStat]) -> bool:
+    return any(name.endswith(_WEIGHTS) for name in files) and not _CONFIGS.isdisjoint(files)
+
+
+def _refuse_compressed(files: Mapping[str, FileStat], compressed: Sequence[str], shown_as: str) -> None:
+    if compressed and not any(name.endswith(_WEIGHTS) for name in files):
+        raise UnsupportedFormat(
+            f"{shown_as}: its weights are in compressed archives, of which single tensors cannot be read: "
+            f"{shown(', '.join(compressed), 200)}",
+            advice="pack them without compression (`kit pack --compression none`), or push the files as they are "
+            "(`modctl build`, `oras push`)",
+        )
+
+
+def _put(files: dict[str, FileStat], name: str, stat: FileStat, shown_as: str) -> None:
+    if files.setdefault(name, stat) != stat:
+        raise InvalidCheckpoint(f"{shown_as}: two layers are called {shown(name)}", advice="push it again")
 
 
 def _name(layer: _Layer) -> str:
@@ -92,8 +176,13 @@ def _archived(layer: _Layer) -> bool:
 
 
 def _stat(layer: _Layer, name: str, shown_as: str) -> FileStat:
+    digest, size = _digest(layer, name, shown_as)
+    return FileStat(size=size, revision=digest)
+
+
+def _digest(layer: _Layer, name: str, shown_as: str) -> tuple[str, int]:
     if DIGEST.fullmatch(layer.digest) is None or layer.size < 0:
         raise InvalidCheckpoint(
             f"{shown_as}: {shown(name)} has no sha256 digest and size", advice="push it again with sha256 digests"
         )
-    return FileStat(size=layer.size, revision=layer.digest)
+    return layer.digest, layer.size

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from yarl import URL
 
+from modelswap_engine.checkpoint.rules import shown
 from modelswap_engine.protocol.errors import SourceDenied, SourceUnreadable
 from modelswap_engine.sources.web.answers import Target
 from modelswap_engine.sources.web.authorization import PASSWORD, USER, Fixed, basic, bearer
@@ -27,10 +28,13 @@ class _Login(msgspec.Struct):
     auth: str = ""
     username: str = ""
     password: str = ""
+    identitytoken: str = ""
 
 
-class _DockerConfig(msgspec.Struct):
+class _DockerConfig(msgspec.Struct, rename={"creds_store": "credsStore", "cred_helpers": "credHelpers"}):
     auths: dict[str, _Login] = {}
+    creds_store: str = ""
+    cred_helpers: dict[str, str] = {}
 
 
 class _Token(msgspec.Struct):
@@ -101,21 +105,30 @@ def secret_of(values: Mapping[str, str], *, host: str) -> str:
     """Return the ``Basic`` header for a registry out of mounted credentials; "" where they have none.
 
     Raises:
-        SourceDenied: they cannot be read.
+        SourceDenied: they cannot be read, or name a program instead of a login.
     """
     if values.get(USER):
         return basic(values[USER], values.get(PASSWORD, ""))
     try:
-        logins = msgspec.json.decode(values.get(DOCKER_CONFIG, "{}"), type=_DockerConfig).auths
-        for name, login in logins.items():
-            if _host_of(name) != _host_of(host):
-                continue
+        config = msgspec.json.decode(values.get(DOCKER_CONFIG, "{}"), type=_DockerConfig)
+        mine = [login for name, login in config.auths.items() if _host_of(name) == _host_of(host)]
+        for login in mine:
             if login.username:
                 return basic(login.username, login.password)
-            user, _, password = base64.b64decode(login.auth, validate=True).decode().partition(":")
-            return basic(user, password)
+            if login.auth:
+                user, _, password = base64.b64decode(login.auth, validate=True).decode().partition(":")
+                return basic(user, password)
     except (msgspec.MsgspecError, binascii.Error, UnicodeDecodeError):
         raise SourceDenied(f"the mounted {DOCKER_CONFIG} cannot be read", advice="look at the Secret") from None
+    helpers = [helper for name, helper in config.cred_helpers.items() if _host_of(name) == _host_of(host)]
+    helpers += [config.creds_store] if config.creds_store and (mine or not config.auths) else []
+    found = [f"the credential helper {shown(helper, 60)}, a program that pods do not have" for helper in helpers]
+    found += ["an identity token, which is not spoken here"] if any(login.identitytoken for login in mine) else []
+    if found:
+        raise SourceDenied(
+            f"the mounted {DOCKER_CONFIG} has no login for {host}, but {found[0]}",
+            advice="mount a login that a controller keeps fresh (guide of OCI registries, Cloud registries)",
+        )
     return ""
 
 

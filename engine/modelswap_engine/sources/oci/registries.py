@@ -16,8 +16,17 @@ from yarl import URL
 from modelswap_engine.checkpoint.rules import shown
 from modelswap_engine.protocol.errors import SourceNotAllowed, SourceNotFound, SourceUnreadable
 from modelswap_engine.sources.credentials import Credentials
-from modelswap_engine.sources.oci.layout import INDEX_TYPES, MANIFEST_TYPES, files_of
+from modelswap_engine.sources.oci.layout import (
+    INDEX_TYPES,
+    MANIFEST_TYPES,
+    Archive,
+    Layout,
+    layout_of,
+    part_of,
+    placed,
+)
 from modelswap_engine.sources.oci.login import RegistryLogin, secret_of
+from modelswap_engine.sources.oci.tar import Member, members
 from modelswap_engine.sources.remote.port import FileStat
 from modelswap_engine.sources.web.answers import Target
 from modelswap_engine.sources.web.authorization import Authorizer
@@ -75,17 +84,17 @@ class ArtifactFolder:
 
     Args:
         address: of it, with its digest.
-        files: that it has.
+        layout: what its manifest names.
         reader: closed with it.
         login: who we are there.
         base: the address of the repository.
     """
 
-    def __init__(
-        self, address: ArtifactAddress, files: Mapping[str, FileStat], reader: Reader, login: Authorizer, base: URL
-    ) -> None:
+    def __init__(self, address: ArtifactAddress, layout: Layout, reader: Reader, login: Authorizer, base: URL) -> None:
         self.uri = f"oci://{address.host}/{address.repository}@{address.digest}"
-        self._files, self._reader, self._login, self._base = files, reader, login, base
+        self._layout, self._reader, self._login, self._base = layout, reader, login, base
+        self._files: Mapping[str, FileStat] | None = None if layout.archives else layout.files
+        self._listing = asyncio.Lock()
 
     @classmethod
     async def opened(
@@ -96,7 +105,7 @@ class ArtifactFolder:
         Raises:
             SourceNotFound: there is none.
             SourceUnreadable: what came is not what the digest names.
-            UnsupportedFormat, InvalidCheckpoint, SourceDenied: see :func:`sources.oci.layout.files_of`.
+            UnsupportedFormat, InvalidCheckpoint, SourceDenied: see :func:`sources.oci.layout.layout_of`.
         """
         base = URL(f"{scheme}://{_ELSEWHERE.get(address.host, address.host)}/v2/{address.repository}")
         named = f"oci://{address.host}/{address.repository}"
@@ -113,22 +122,35 @@ class ArtifactFolder:
         digest = f"sha256:{hashlib.sha256(found[0]).hexdigest()}"
         if address.digest not in {"", digest}:
             raise SourceUnreadable(f"{target.shown}: its manifest hashes to {digest}", advice="look at the registry")
-        files = files_of(found[0], shown_as=target.shown)
-        return cls(ArtifactAddress(address.host, address.repository, address.tag, digest), files, reader, login, base)
+        layout = layout_of(found[0], shown_as=target.shown)
+        return cls(ArtifactAddress(address.host, address.repository, address.tag, digest), layout, reader, login, base)
 
     async def files(self, names: Iterable[str]) -> Mapping[str, FileStat]:
-        """Return all files; the revision of each is the digest of its blob."""
-        return self._files
+        """Return all files; the revision of each says which blob it is, or where in which."""
+        async with self._listing:
+            if self._files is None:
+                found = [(archive, member) for archive in self._layout.archives for member in await self._read(archive)]
+                self._files = placed(self._layout, found, shown_as=self.uri)
+            return self._files
+
+    async def _read(self, archive: Archive) -> tuple[Member, ...]:
+        async def read(start: int, stop: int) -> bytes:
+            stat = FileStat(size=archive.size, revision=archive.digest)
+            return b"".join([bytes(piece) async for piece in self.stream(archive.name, start, stop, stat=stat)])
+
+        return await members(read, archive.size, name=f"{self.uri}: {archive.name}")
 
     def stream(self, name: str, start: int, stop: int, *, stat: FileStat) -> AsyncIterator[bytes]:
         """Yield a range of a file's blob, of this artifact or of the one that the file was found in."""
+        digest, size, offset = part_of(stat)
         target = Target(
-            url=self._base / "blobs" / stat.revision,
+            url=self._base / "blobs" / digest,
             shown=f"{self.uri}: {name}",
             host=self._base.host or "",
             authorizer=self._login,
         )
-        return self._reader.stream(target, start, stop, stat=stat)
+        blob = FileStat(size=size, revision=digest)
+        return self._reader.stream(target, offset + start, offset + stop, stat=blob)
 
     async def close(self) -> None:
         """Close its connections."""
