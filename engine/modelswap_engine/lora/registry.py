@@ -8,7 +8,6 @@ A name leads to one content. An adapter that was withdrawn is found by nobody ag
 its content back, never a request.
 """
 
-import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from modelswap_engine.protocol.errors import (
     InsufficientMemory,
     InvalidCheckpoint,
 )
+from modelswap_engine.swap.sleepers import Sleepers
 
 _MIB: Final = 1 << 20
 
@@ -51,7 +51,7 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, Entry] = {}
         self._uses = itertools.count()
-        self._sleepers: list[asyncio.Future[None]] = []
+        self._sleepers = Sleepers()
         self.losses = 0
 
     # Registration.
@@ -92,7 +92,7 @@ class Registry:
         """Give a claim back."""
         entry.claims -= 1
         entry.pin_claims -= content.pinned
-        self._wake()
+        self._sleepers.wake()
 
     def _check_pins(self, content: Content, known: Entry | None) -> None:
         if not content.pinned:
@@ -145,7 +145,7 @@ class Registry:
         entry.registered = entry.published = True
         entry.abandoned = False
         self._names[content.name] = entry
-        self._wake()
+        self._sleepers.wake()
         return former if former is not entry else None
 
     def withdraw(self, name: str) -> Entry:
@@ -157,7 +157,7 @@ class Registry:
         entry = self.resolve(name)
         del self._names[name]
         entry.registered = False
-        self._wake()
+        self._sleepers.wake()
         return entry
 
     def abandon(self, entry: Entry) -> None:
@@ -174,7 +174,7 @@ class Registry:
             raise RuntimeError(f"adapter {entry.id} is registered or in use")
         entry.slot = None
         self._entries.pop(entry.id, None)
-        self._wake()
+        self._sleepers.wake()
 
     # Use.
 
@@ -214,7 +214,7 @@ class Registry:
             raise RuntimeError(f"adapter {entry.id} was released more often than acquired")
         entry.references -= 1
         if not entry.references:
-            self._wake()
+            self._sleepers.wake()
 
     # Slots.
 
@@ -255,7 +255,7 @@ class Registry:
     def restored(self, entry: Entry, *, error: ErrorBody | None = None) -> None:
         """Record that an adapter's bytes are there again, or why not."""
         entry.present, entry.error = error is None, error
-        self._wake()
+        self._sleepers.wake()
 
     def find(self, identity: str) -> Entry | None:
         """Return the content with this ``name@digest12``."""
@@ -293,19 +293,7 @@ class Registry:
 
     async def changed(self) -> None:
         """Return at the next change that could let somebody go on."""
-        sleeper = asyncio.get_running_loop().create_future()
-        self._sleepers.append(sleeper)
-        try:
-            await sleeper
-        finally:
-            if sleeper in self._sleepers:
-                self._sleepers.remove(sleeper)
-
-    def _wake(self) -> None:
-        sleepers, self._sleepers = self._sleepers, []
-        for sleeper in sleepers:
-            if not sleeper.done():
-                sleeper.set_result(None)
+        await self._sleepers.sleep()
 
 
 def _order(entry: Entry) -> tuple[bool, int]:

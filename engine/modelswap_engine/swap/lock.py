@@ -5,10 +5,10 @@ handed to the engine and *submitted* afterwards, because only some modes must wa
 cancellation; callers bound them with ``clock.within``.
 """
 
-import asyncio
 from enum import Enum, auto
 
 from modelswap_engine.swap.clock import Clock
+from modelswap_engine.swap.sleepers import Sleepers
 
 
 class Scope(Enum):
@@ -40,12 +40,12 @@ class Reader:
     def submit(self) -> None:
         """The prompt has reached the engine; from now on only a writer that waits for all waits for this."""
         self.submitted = True
-        self._lock._wake()
+        self._lock._sleepers.wake()
 
     def leave(self) -> None:
         """The request is over; leaving twice does no harm."""
         self._lock._readers.pop(self, None)
-        self._lock._wake()
+        self._lock._sleepers.wake()
 
 
 class UpdateLock:
@@ -61,7 +61,7 @@ class UpdateLock:
         self._claimed = False
         self.writer = ""
         self.writer_since = 0.0
-        self._sleepers: list[asyncio.Future[None]] = []
+        self._sleepers = Sleepers()
 
     @property
     def claimed(self) -> bool:
@@ -86,7 +86,7 @@ class UpdateLock:
     async def enter(self, request_id: str = "") -> Reader:
         """Become a reader, after any writer."""
         while self._claimed:
-            await self._sleep()
+            await self._sleepers.sleep()
         reader = Reader(self, self._clock.monotonic(), request_id)
         self._readers[reader] = None
         return reader
@@ -104,7 +104,7 @@ class UpdateLock:
     def release(self) -> None:
         """Stop being the writer."""
         self._claimed, self.writer = False, ""
-        self._wake()
+        self._sleepers.wake()
 
     def holding(self, version: str) -> int:
         """How many readers hold the instance of a version."""
@@ -113,24 +113,9 @@ class UpdateLock:
     async def idle(self, scope: Scope) -> None:
         """Return when no reader of this scope is inside."""
         while any(scope is Scope.ALL or not reader.submitted for reader in self._readers):
-            await self._sleep()
+            await self._sleepers.sleep()
 
     async def unheld(self, version: str) -> None:
         """Return when no reader holds the instance of a version."""
         while self.holding(version):
-            await self._sleep()
-
-    async def _sleep(self) -> None:
-        sleeper = asyncio.get_running_loop().create_future()
-        self._sleepers.append(sleeper)
-        try:
-            await sleeper
-        finally:
-            if sleeper in self._sleepers:
-                self._sleepers.remove(sleeper)
-
-    def _wake(self) -> None:
-        sleepers, self._sleepers = self._sleepers, []
-        for sleeper in sleepers:
-            if not sleeper.done():
-                sleeper.set_result(None)
+            await self._sleepers.sleep()

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from modelswap_engine.cli import render
+from modelswap_engine.cli.groups import grouped
 from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
@@ -24,11 +25,9 @@ from modelswap_operator.cli.engines import Engines
 from modelswap_operator.cli.failures import PluginError
 from modelswap_operator.cli.kubectl import Kubectl
 from modelswap_operator.cli.options import (
-    Context,
     Format,
-    Kubeconfig,
     Name,
-    Namespace,
+    Where,
     cluster,
     slot_named,
     text_of,
@@ -43,7 +42,7 @@ STRANGERS: Final = 5
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for command in (plan, check, adapters):
-        app.command()(command)
+        app.command()(grouped(command))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +57,16 @@ class Planned:
 
 
 def plan(
+    *,
     file: Annotated[Path, typer.Option("-f", "--filename", help="File with the new ModelVersion; - reads it.")],
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
     output: Format = Output.TEXT,
 ) -> None:
     """Show what applying a file would do, from each version that is served now, without doing it.
 
     Exit code 1 when some pod would refuse it.
     """
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    kubectl = cluster(where)
     slots = [slot_of(thing) for thing in _checked(kubectl, file)]
     if not slots:
         raise PluginError(f"{file} has no {MODELVERSION_KIND}")
@@ -146,18 +144,17 @@ def _plain(one: Planned) -> dict[str, Any]:
 
 
 def check(
+    *,
     name: Name,
     pattern: Annotated[str, typer.Argument(help="Glob over tensor names.")] = "*",
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
     output: Format = Output.TEXT,
 ) -> None:
     """Hash the live tensors of every pod again, beside serving, and compare them with the version's manifest.
 
     Exit code 1 when a pod holds other bytes, or could not be asked.
     """
-    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
+    kubectl, slot = slot_named(name, where)
     engines = Engines(kubectl=kubectl, namespace=slot.namespace, slot=name)
     results: dict[str, CheckResult | str] = {}
     for pod in engines.pods():
@@ -199,14 +196,13 @@ def _builtins(result: CheckResult | AdapterRegistry | str) -> Any:
 
 
 def adapters(
+    *,
     name: Name,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
     output: Format = Output.TEXT,
 ) -> None:
     """Show the adapters that each pod of a slot has, as the pods say themselves."""
-    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
+    kubectl, slot = slot_named(name, where)
     engines = Engines(kubectl=kubectl, namespace=slot.namespace, slot=name)
     found = {pod["metadata"]["name"]: _adapters_of(engines, pod) for pod in engines.pods()}
     if output is not Output.TEXT:

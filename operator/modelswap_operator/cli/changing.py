@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from modelswap_engine.cli.groups import grouped
 from modelswap_operator.cli import views
 from modelswap_operator.cli.failures import PluginError
 from modelswap_operator.cli.looking import follow
-from modelswap_operator.cli.options import MODELVERSION, Context, Kubeconfig, Name, Namespace, slot_named
+from modelswap_operator.cli.options import MODELVERSION, Name, Where, slot_named
 from modelswap_operator.cli.slots import change_to, patch_to, revision_to_return_to
 
 FIELD_MANAGER = "modelswap-cli"
@@ -17,10 +18,11 @@ FIELD_MANAGER = "modelswap-cli"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(rollback)
+    app.command()(grouped(rollback))
 
 
 def rollback(
+    *,
     name: Name,
     to_revision: Annotated[
         int | None, typer.Option(min=0, help="Revision of `history`; else the last good one that is not wanted now.")
@@ -28,12 +30,10 @@ def rollback(
     apply: Annotated[bool, typer.Option("--apply", help="Write it to the cluster instead of printing it.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also where Flux, Argo CD or Helm writes the object.")] = False,
     wait: Annotated[bool, typer.Option(help="With --apply: follow until it is Ready.")] = True,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
 ) -> None:
     """Print the change that leads back to an earlier version; with --apply make it."""
-    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
+    kubectl, slot = slot_named(name, where)
     revision = revision_to_return_to(slot, to_revision)
     typer.echo(
         f"# {slot.namespace}/{name}: from {slot.spec.version} back to {revision.version}, "
@@ -41,11 +41,11 @@ def rollback(
         err=apply,
     )
     if not apply:
-        where = (
+        elsewhere = (
             f"This object is written by {slot.managed_by}: change it where that reads it." if slot.managed_by else ""
         )
         typer.echo(views.as_yaml(patch_to(revision)), nl=False)
-        typer.echo(f"# {where or f'kubectl modelswap rollback {name} --apply makes this change in the cluster.'}")
+        typer.echo(f"# {elsewhere or f'kubectl modelswap rollback {name} --apply makes this change in the cluster.'}")
         return
     if slot.managed_by and not force:
         raise PluginError(

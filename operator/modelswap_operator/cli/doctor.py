@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 import typer
 
+from modelswap_engine.cli.groups import grouped
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import ModelswapError
@@ -27,11 +28,9 @@ from modelswap_operator.cli.kubectl import Kubectl
 from modelswap_operator.cli.looking import LORAADAPTER
 from modelswap_operator.cli.options import (
     MODELVERSION,
-    Context,
     Format,
-    Kubeconfig,
     Name,
-    Namespace,
+    Where,
     slot_named,
 )
 from modelswap_operator.cli.slots import Slot, pods_of
@@ -47,19 +46,18 @@ _STYLES: Final = {Level.PROBLEM: "red", Level.NOTE: "yellow", Level.UNKNOWN: "di
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(doctor)
-    app.command("support-bundle")(support_bundle)
+    app.command()(grouped(doctor))
+    app.command("support-bundle")(grouped(support_bundle))
 
 
 def doctor(
+    *,
     name: Name,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
     output: Format = Output.TEXT,
 ) -> None:
     """Find out why a slot is not Ready: cause and next step, worst first; exit code 1 when there is a problem."""
-    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
+    kubectl, slot = slot_named(name, where)
     found = findings(collect(kubectl, slot))
     if output is not Output.TEXT:
         views.data([{"level": f.level.value, "text": f.text, "next": f.next} for f in found], output)
@@ -151,14 +149,13 @@ def _running(pod: dict[str, Any]) -> bool:
 
 
 def support_bundle(
+    *,
     name: Name,
     file: Annotated[Path | None, typer.Option("-f", "--filename", help="Where to write it.")] = None,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
 ) -> None:
     """Write one archive with all that is to be seen of a slot: objects, events, states, logs. No Secrets, no tokens."""
-    kubectl, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
+    kubectl, slot = slot_named(name, where)
     path = file or Path(f"modelswap-{slot.namespace}-{name}.tar.gz")
     unseen: list[str] = []
     parts: dict[str, str] = {}

@@ -8,17 +8,16 @@ import msgspec
 import typer
 from rich.console import Group
 
+from modelswap_engine.cli.groups import grouped
 from modelswap_operator.api.labels import GROUP, LORAADAPTERS
 from modelswap_operator.cli import views
 from modelswap_operator.cli.failures import PluginError, TimedOutError, UsageError
 from modelswap_operator.cli.kubectl import Kubectl
 from modelswap_operator.cli.options import (
     MODELVERSION,
-    Context,
     Format,
-    Kubeconfig,
     Name,
-    Namespace,
+    Where,
     cluster,
     slot_named,
     slots,
@@ -32,24 +31,23 @@ LORAADAPTER = f"{LORAADAPTERS}.{GROUP}"
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     for command in (status, wait, history):
-        app.command()(command)
+        app.command()(grouped(command))
 
 
 def status(
+    *,
     name: Annotated[
         str, typer.Argument(help="The ModelVersion; all of them when left out.", autocompletion=slots)
     ] = "",
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Follow one slot until it is Ready or Stalled.")] = False,
     all_namespaces: Annotated[bool, typer.Option("-A", "--all-namespaces", help="In every namespace.")] = False,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
     output: Format = Output.TEXT,
 ) -> None:
     """Show slots, their pods and their adapters."""
     if all_namespaces and name:
         raise UsageError("a name and -A do not go together", advice="name its namespace with -n")
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig, everywhere=all_namespaces)
+    kubectl = cluster(where, everywhere=all_namespaces)
     if watch:
         if not name:
             raise UsageError("--watch follows one slot", advice="name it")
@@ -62,7 +60,7 @@ def status(
         views.data(found[0] if name else found, output)
         return
     if not things:
-        place = "any namespace" if all_namespaces else namespace or "this namespace"
+        place = "any namespace" if all_namespaces else where.namespace or "this namespace"
         typer.echo(f"no ModelVersions in {place}", err=True)
         return
     views.show(Group(*(views.tree(slot_of(thing), _of(adapters, thing)) for thing in things)))
@@ -80,14 +78,13 @@ def _of(adapters: list[dict[str, Any]], thing: dict[str, Any]) -> list[dict[str,
 
 
 def wait(
+    *,
     name: Name,
     timeout: Annotated[float, typer.Option(min=1, help="Give up after so many seconds; exit code 3.")] = 900.0,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
 ) -> None:
     """Wait until every pod serves what the object says; exit code 1 when it is Stalled, 3 when time is up."""
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    kubectl = cluster(where)
     slot = follow(kubectl, name, seconds=timeout)
     stalled = slot.stalled
     if stalled is not None:
@@ -123,14 +120,13 @@ def follow(kubectl: Kubectl, name: str, *, seconds: float | None) -> Slot:
 
 
 def history(
+    *,
     name: Name,
-    namespace: Namespace = "",
-    context: Context = "",
-    kubeconfig: Kubeconfig = "",
+    where: Where,
     output: Format = Output.TEXT,
 ) -> None:
     """Show the versions that a slot was told to serve, newest first, with the figures of each rollout."""
-    _, slot = slot_named(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
+    _, slot = slot_named(name, where)
     if output is not Output.TEXT:
         views.data(msgspec.to_builtins(slot.status.history), output)
         return

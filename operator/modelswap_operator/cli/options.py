@@ -1,5 +1,6 @@
 """Options that several commands of the plugin share, each declared once."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -32,25 +33,31 @@ def slots(context: typer.Context, incomplete: str) -> list[str]:
 Name: TypeAlias = Annotated[
     str, typer.Argument(help="The ModelVersion, which is the slot's name.", autocompletion=slots)
 ]
-Namespace: TypeAlias = Annotated[str, typer.Option("-n", "--namespace", help="Namespace; else your kubeconfig's.")]
-Context: TypeAlias = Annotated[str, typer.Option("--context", help="Context of your kubeconfig.")]
-Kubeconfig: TypeAlias = Annotated[str, typer.Option("--kubeconfig", help="Your kubeconfig; else $KUBECONFIG.")]
 Format: TypeAlias = Annotated[Output, typer.Option("-o", "--output", help="text, json or yaml.")]
 
 
-def slot_named(name: str, *, namespace: str, context: str, kubeconfig: str) -> tuple[Kubectl, Slot]:
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Which cluster, and which of its namespaces."""
+
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Namespace; else your kubeconfig's.")] = ""
+    context: Annotated[str, typer.Option("--context", help="Context of your kubeconfig.")] = ""
+    kubeconfig: Annotated[str, typer.Option("--kubeconfig", help="Your kubeconfig; else $KUBECONFIG.")] = ""
+
+
+def slot_named(name: str, where: Where) -> tuple[Kubectl, Slot]:
     """Return the cluster that the options name, and one of its slots.
 
     Raises:
         ClusterError: there is none of this name, or it cannot be read.
     """
-    kubectl = cluster(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    kubectl = cluster(where)
     return kubectl, slot_of(kubectl.get(MODELVERSION, name))
 
 
-def cluster(*, namespace: str, context: str, kubeconfig: str, everywhere: bool = False) -> Kubectl:
+def cluster(where: Where, *, everywhere: bool = False) -> Kubectl:
     """Return the cluster that the options name."""
-    return Kubectl(namespace=namespace, context=context, kubeconfig=kubeconfig, everywhere=everywhere)
+    return Kubectl(**vars(where), everywhere=everywhere)
 
 
 def text_of(file: Path) -> str:
