@@ -19,6 +19,7 @@ import msgspec
 
 from modelswap.rollout import Bumped, BumpFailed, NotServed, Served, bump, wait_until_served
 from modelswap_engine.checkpoint.canonical import SIDE_FILES
+from modelswap_engine.checkpoint.layout import Read
 from modelswap_engine.checkpoint.manifest import Provenance, check_provenance
 from modelswap_engine.protocol.errors import BadRequest, SourceUnreadable
 from modelswap_engine.publishing.anywhere import Anywhere
@@ -28,7 +29,6 @@ from modelswap_engine.publishing.plan import SHARD_BYTES
 from modelswap_engine.publishing.port import Version
 from modelswap_engine.publishing.publisher import Published
 from modelswap_engine.publishing.tensors import TensorsVersion
-from modelswap_engine.sources.remote.contents import RemoteContents
 
 __all__ = ["BumpFailed", "Bumped", "NotServed", "Published", "Served", "bump", "publish", "wait_until_served"]
 
@@ -58,7 +58,8 @@ def publish(
         source: a checkpoint folder, or name → tensor (torch or numpy) with the names that a checkpoint has. Tensors are
             copied out in small pieces; nobody may change them until this returns.
         uri: a new folder (``s3://``, ``gs://``, ``az://``, ``file://``), or with ``version`` the one above it.
-        base: URI of a published version: only tensors that it does not have travel. Not for ``file://``.
+        base: URI of a published version: only tensors that it does not have travel. Both lie in
+            mounted folders, where pods mount them at the same paths, or neither.
         base_folder: a local copy of the base, which is read for the pack; the base itself otherwise.
         delta: whether what differs from the base is packed beside the version, for pods that hold the base: None
             where that is at most half of it, and where it can be made; True in any case, or it fails; False never.
@@ -92,7 +93,7 @@ def publish(
 
 def _version(
     source: Mapping[str, Any] | str | Path,
-    base: RemoteContents | None,
+    base: Read | None,
     *,
     given: Mapping[str, bytes],
     provenance: Provenance | msgspec.UnsetType,

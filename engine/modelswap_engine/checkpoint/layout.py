@@ -4,9 +4,10 @@ L1 one ``model.safetensors``, or an index with the shards that it names; not bot
 L2 anything else that holds weights (pickle, GGUF, safetensors under other names) is refused with advice, never parsed
 L3 every file is a regular one inside the roots (``files.py``)
 L4 side files are those of ``canonical.SIDE_FILES``; other files are ignored
+L5 without a checkpoint of its own, a folder may have a manifest whose tensors lie in other folders; who asks says which
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from modelswap_engine.checkpoint.canonical import MAX_SIDE_FILE_BYTES, SIDE_FILE
 from modelswap_engine.checkpoint.files import Opened, Stamp
 from modelswap_engine.checkpoint.header import PREFIX_BYTES, header_length, parse_header
 from modelswap_engine.checkpoint.index import INDEX_FILE, MAX_INDEX_BYTES, join_shards, parse_index
-from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry, decode
 from modelswap_engine.checkpoint.rules import refuse
 from modelswap_engine.protocol.errors import SourceNotFound, SourceUnreadable, UnsupportedFormat
 
@@ -57,11 +58,20 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contents(Read, frozen=True, kw_only=True):
-    """A folder as it was read. ``paths`` and ``stamps`` cover every file."""
+    """A folder as it was read. ``paths`` and ``stamps`` cover every file, by :func:`key_of`."""
 
     directory: Path
     paths: dict[str, Path]
     stamps: dict[str, Stamp]
+
+
+Find = Callable[[TensorEntry], Path]
+"""Returns the resolved folder of the place of a tensor, or raises why it may not be read."""
+
+
+def key_of(entry: TensorEntry) -> str:
+    """Return what the file of a tensor is called among those of a checkpoint."""
+    return f"{entry.place}/{entry.file}" if entry.place else entry.file
 
 
 class Reader:
@@ -70,10 +80,11 @@ class Reader:
     Args:
         directory: the folder.
         roots: resolved folders that links may lead to.
+        place: what it is called in a manifest; "" for the version's own folder.
     """
 
-    def __init__(self, directory: Path, *, roots: Sequence[Path]) -> None:
-        self._directory, self._roots = directory, tuple(roots)
+    def __init__(self, directory: Path, *, roots: Sequence[Path], place: str = "") -> None:
+        self._directory, self._roots, self._place = directory, tuple(roots), place
         self.paths: dict[str, Path] = {}
         self.stamps: dict[str, Stamp] = {}
         self.bytes_read = 0
@@ -102,19 +113,29 @@ class Reader:
             return None
         return entries
 
+    def add(self, other: "Reader") -> None:
+        """Remember what another one remembers."""
+        self.paths |= other.paths
+        self.stamps |= other.stamps
+        self.bytes_read += other.bytes_read
+
     def _remember(self, opened: Opened, count: int) -> None:
         files.check_stamp(opened)
-        self.paths[opened.name], self.stamps[opened.name] = opened.path, opened.stamp
+        key = f"{self._place}/{opened.name}" if self._place else opened.name
+        self.paths[key], self.stamps[key] = opened.path, opened.stamp
         self.bytes_read += count
 
 
-def read_contents(directory: Path, *, roots: Sequence[Path], shipped: bool = False) -> Contents:
+def read_contents(
+    directory: Path, *, roots: Sequence[Path], shipped: bool = False, find: Find | None = None
+) -> Contents:
     """Read the headers and side files of a checkpoint folder.
 
     Args:
         directory: the folder, resolved.
         roots: resolved folders that links in it may lead to.
         shipped: read the manifest that the folder may come with, too.
+        find: where tensors may lie that its manifest says are elsewhere; nowhere when None.
 
     Raises:
         SourceNotFound, UnsupportedFormat, InvalidCheckpoint: refused; the message names the file and the tensor.
@@ -122,7 +143,11 @@ def read_contents(directory: Path, *, roots: Sequence[Path], shipped: bool = Fal
     """
     names = _list(directory)
     reader = Reader(directory, roots=roots)
-    tensors = _tensors(names, reader)
+    manifest = reader.whole(MANIFEST_FILE, limit=MAX_MANIFEST_BYTES) if shipped and MANIFEST_FILE in names else None
+    if manifest is None or find is None or {SINGLE_FILE, INDEX_FILE} & names:
+        tensors = _tensors(names, reader)
+    else:
+        tensors = _listed(manifest, reader, roots=roots, find=find)
     if not tensors:
         refuse("the checkpoint has no tensors", file=SINGLE_FILE)
     side_files = {}
@@ -130,7 +155,6 @@ def read_contents(directory: Path, *, roots: Sequence[Path], shipped: bool = Fal
         data = reader.whole(name, limit=MAX_SIDE_FILE_BYTES)
         if data is not None:
             side_files[name] = data
-    manifest = reader.whole(MANIFEST_FILE, limit=MAX_MANIFEST_BYTES) if shipped and MANIFEST_FILE in names else None
     return Contents(
         directory=directory,
         tensors=tensors,
@@ -166,6 +190,26 @@ def _tensors(names: frozenset[str], reader: Reader) -> dict[str, TensorEntry]:
     if entries is None:
         raise no_weights(names)
     return {entry.name: entry for entry in entries}
+
+
+def _listed(manifest: bytes, own: Reader, *, roots: Sequence[Path], find: Find) -> dict[str, TensorEntry]:
+    """Return what the files that a manifest names have; of those in other folders only what it lists of them."""
+    files_of: dict[tuple[str, str], set[str]] = {}
+    readers = {"": own}
+    for entry in decode(manifest).tensors:
+        files_of.setdefault((entry.place, entry.file), set()).add(entry.name)
+        if entry.place not in readers:
+            readers[entry.place] = Reader(find(entry), roots=roots, place=entry.place)
+    found: dict[str, TensorEntry] = {}
+    for (place, file), names in sorted(files_of.items()):
+        for entry in readers[place].header(file) or ():
+            if not place or entry.name in names:
+                if entry.name in found:
+                    refuse(f"it is in {found[entry.name].file} as well", file=file, tensor=entry.name)
+                found[entry.name] = msgspec.structs.replace(entry, place=place)
+    for reader in [reader for place, reader in readers.items() if place]:
+        own.add(reader)
+    return found
 
 
 def _sharded(index: bytes, reader: Reader) -> dict[str, TensorEntry]:

@@ -65,10 +65,10 @@ def anywhere(access: Access, *uris: str, command: str) -> "Anywhere":
     """
     allow, opener = access.allow or (), None
     try:
-        from modelswap_engine.publishing.anywhere import Anywhere, is_object_store
+        from modelswap_engine.publishing.anywhere import Anywhere, is_mounted, is_object_store
     except ModuleNotFoundError as error:
         raise needs(command, error, extra="sources") from None
-    if not all(is_object_store(uri) for uri in uris):
+    if not all(is_object_store(uri) or is_mounted(uri) for uri in uris):
         try:
             from modelswap_engine.cli.openers import openers
         except ModuleNotFoundError as error:

@@ -28,7 +28,9 @@ from modelswap_engine.sources.adapter import CONFIG_FILE, is_adapter, read_adapt
 
 app = typer.Typer(help="Write, sign, show and check the manifest of a checkpoint folder.", no_args_is_help=True)
 
-Folder: TypeAlias = Annotated[Path, typer.Argument(help="Checkpoint folder: config.json, model.safetensors or shards.")]
+Folder: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Checkpoint folder: config.json, model.safetensors or shards.")
+]
 Roots: TypeAlias = Annotated[
     list[Path] | None,
     typer.Option("--root", help="Folder that links in DIR may lead to, e.g. the model cache; default: DIR itself."),

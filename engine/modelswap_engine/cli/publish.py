@@ -31,7 +31,11 @@ def publish(
     folder: Folder,
     uri: Annotated[str, typer.Argument(metavar="URI", help="A new folder: s3://…, gs://…, az://… or file:///….")],
     base: Annotated[
-        str, typer.Option(metavar="URI", help="A published version: only tensors that it does not have are uploaded.")
+        str,
+        typer.Option(
+            metavar="URI",
+            help="A published version: only tensors that it does not have are uploaded. It must stay where it is.",
+        ),
     ] = "",
     delta: Annotated[
         bool | None,

@@ -9,6 +9,7 @@ import msgspec
 
 from modelswap_engine.checkpoint.build import check_shipped
 from modelswap_engine.checkpoint.crew import Progress
+from modelswap_engine.checkpoint.layout import Read
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, Provenance
 from modelswap_engine.delta.build import Side
 from modelswap_engine.protocol.errors import AlreadyPublished, BadRequest, UnsupportedScheme
@@ -20,6 +21,7 @@ from modelswap_engine.publishing.port import Place, Version
 from modelswap_engine.publishing.publisher import Base, Published, Sign, publish, show
 from modelswap_engine.publishing.sides import Elsewhere, local_copy
 from modelswap_engine.sources.credentials import Credentials
+from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.objects import SCHEMES, ObjectStores
 from modelswap_engine.sources.remote.contents import RemoteContents, read_remote
 from modelswap_engine.sources.remote.folders import Folders
@@ -28,8 +30,13 @@ from modelswap_engine.sources.remote.port import Opener
 from modelswap_engine.sources.remote.schemes import ByScheme
 
 MOUNTED: Final = "file"
-MakeVersion = Callable[[RemoteContents | None], Version]
+MakeVersion = Callable[[Read | None], Version]
 """Called in a thread with what was read of the base, where one is named."""
+
+
+def is_mounted(uri: str) -> bool:
+    """Say whether a URI is of a folder here."""
+    return uri.partition(":")[0].lower() == MOUNTED
 
 
 def is_object_store(uri: str) -> bool:
@@ -77,7 +84,8 @@ class Anywhere:
             make: gives the version.
             uri: its folder, a new one.
             base: URI of a published version of which it is a change; "" for none.
-            pack: how what differs from the base is packed beside the version; None leaves that out.
+            pack: how what differs from the base is packed beside the version; None leaves that out, and so do mounted
+                folders, where pods read tensors where they lie.
             sign: signs the manifest; one that the version came with is kept where it still fits.
             progress: told (bytes handed to the place, bytes to upload) on the event loop.
 
@@ -92,6 +100,10 @@ class Anywhere:
         try:
             if not base:
                 return await publish(await asyncio.to_thread(make, None), place, sign=sign, progress=progress)
+            if is_mounted(base):
+                here, read = await _mounted(base.rstrip("/"), pack)
+                version = await asyncio.to_thread(make, read)
+                return await publish(version, place, base=here, sign=sign, progress=progress)
             allowed = allowed_beside([uri, base], self._allow)
             async with Folders(self._opener, base.rstrip("/"), credentials=self._credentials, allowed=allowed) as at:
                 found, contents = await read_base(at, base)
@@ -152,9 +164,9 @@ class Anywhere:
 
     async def _place(self, uri: str, *, base: str) -> Place:
         scheme = uri.partition(":")[0].lower()
-        if MOUNTED in {scheme, base.partition(":")[0].lower()} and base:
+        if base and (scheme == MOUNTED) != is_mounted(base):
             raise BadRequest(
-                "a version in a mounted folder must hold all of it, and no other version can refer to it",
+                "only one of the version and its base lies in a mounted folder: no pod reads both",
                 advice="leave the base out",
             )
         if scheme == MOUNTED:
@@ -167,6 +179,17 @@ class Anywhere:
             )
         allowed_beside([uri])
         return ObjectPlace(await self._targets.open(uri, credentials=self._credentials))
+
+
+async def _mounted(uri: str, pack: PackOptions | None) -> tuple[Base, Read]:
+    """Read a base that lies here; whether pods may is for them to say."""
+    if pack is not None and (pack.required or pack.folder is not None):
+        raise BadRequest(
+            "pods read tensors of mounted folders where they lie, and no pack",
+            advice="leave out --delta and --base-dir",
+        )
+    found = await FileSource(roots=[Path("/")], cache=None).resolve(uri)
+    return Base(uri=uri, manifest=found.manifest), found.contents
 
 
 async def _packing(options: PackOptions, base: Base, contents: RemoteContents, folders: Folders) -> Packing:

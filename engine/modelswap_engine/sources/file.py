@@ -1,13 +1,15 @@
-"""``file:///…`` and ``pvc://CLAIM/…``: checkpoints on a mounted volume, under allowed roots only.
+"""``file:///…`` and ``pvc://CLAIM/…``: checkpoints on mounted volumes, under allowed roots only.
 
 All links are resolved before anything is compared with the roots, and nothing outside them is opened. The manifest is
-the shipped one, held against the headers, or is computed (and kept in the cache). Every read happens in a thread.
+the shipped one, held against the headers, or is computed (and kept in the cache). A shipped one may name other mounted
+folders for what is not new in the version. Every read happens in a thread.
 """
 
 import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NoReturn
@@ -18,7 +20,7 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.crew import Progress
 from modelswap_engine.checkpoint.files import contained
 from modelswap_engine.checkpoint.layout import Contents, read_contents
-from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorEntry
 from modelswap_engine.checkpoint.rules import invisible, shown
 from modelswap_engine.protocol.errors import (
     ManifestMismatch,
@@ -31,6 +33,7 @@ from modelswap_engine.sources.adapter import LocalAdapter, open_adapter
 from modelswap_engine.sources.cache import ManifestCache
 from modelswap_engine.sources.local import LocalCheckpoint
 
+MOUNTED: Final = frozenset({"file", "pvc"})
 NO_CLAIMS: Final[Mapping[str, Path]] = MappingProxyType({})
 
 
@@ -73,10 +76,9 @@ class FileSource:
         roots = tuple(root.resolve() for root in self._roots)
         directory = self._directory(uri, roots)
         read_at_ns = self._clock_ns()
-        contents = read_contents(directory, roots=roots, shipped=True)
+        contents = read_contents(directory, roots=roots, shipped=True, find=partial(self._find, uri, roots))
         if contents.shipped is not None:
             manifest = manifests.decode(contents.shipped)
-            _refuse_elsewhere(manifest, uri)
             build.check_shipped(manifest, contents, file=MANIFEST_FILE)
             return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
         kept = self._cached(contents)
@@ -86,6 +88,22 @@ class FileSource:
         if self._cache is not None:
             self._cache.put(directory, contents.stamps, manifest, read_at_ns=read_at_ns)
         return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
+
+    def _find(self, uri: str, roots: tuple[Path, ...], entry: TensorEntry) -> Path:
+        """Return the folder of a tensor that the manifest of a version names, under the same roots as the version."""
+        told = f"{shown(uri, 200)}: tensor {entry.name!r} lies in {shown(entry.place, 200)}"
+        if entry.place.partition(":")[0].lower() not in MOUNTED:
+            raise UnsupportedFormat(
+                f"{told}, and a version in a mounted folder can have tensors in mounted folders only",
+                advice="name the version where it was published, or publish it whole (without --base)",
+                details={"tensor": entry.name},
+            )
+        try:
+            return self._directory(entry.place, roots)
+        except (SourceNotAllowed, SourceNotFound) as error:
+            raise type(error)(
+                f"{told}: {error.message}", advice=error.advice, details={**error.details, "tensor": entry.name}
+            ) from None
 
     async def open_adapter(self, uri: str, *, credentials: str = "") -> LocalAdapter:
         """Find the LoRA adapter at a URI; see :class:`sources.port.Source`."""
@@ -143,17 +161,6 @@ class FileSource:
         if not found:
             raise SourceNotFound(f"{shown(uri, 200)}: nothing is there", advice="check the path and the mounted volume")
         return directory
-
-
-def _refuse_elsewhere(manifest: Manifest, uri: str) -> None:
-    elsewhere = next((entry for entry in manifest.tensors if entry.place), None)
-    if elsewhere is not None:
-        raise UnsupportedFormat(
-            f"{shown(uri, 200)}: tensor {elsewhere.name!r} lies in {shown(elsewhere.place, 200)}: it was published as "
-            "what is new in it, and a mounted folder must hold all of it",
-            advice="name the version where it was published, or publish it whole (without --base)",
-            details={"tensor": elsewhere.name},
-        )
 
 
 def path_of(uri: str) -> Path:

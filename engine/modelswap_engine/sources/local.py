@@ -9,7 +9,7 @@ from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.files import stamp_of
-from modelswap_engine.checkpoint.layout import Contents, Evidence
+from modelswap_engine.checkpoint.layout import Contents, Evidence, Read, key_of
 from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
@@ -51,6 +51,11 @@ class LocalCheckpoint:
         return self._contents.evidence
 
     @property
+    def contents(self) -> Read:
+        """What its headers and side files say."""
+        return self._contents
+
+    @property
     def header_bytes(self) -> int:
         """Bytes read for headers, index, shipped manifest and side files."""
         return self._contents.header_bytes
@@ -65,7 +70,7 @@ class LocalCheckpoint:
             name=entry.name,
             dtype=entry.dtype,
             shape=entry.shape,
-            path=str(self._contents.paths[entry.file]),
+            path=str(self._contents.paths[key_of(entry)]),
             offset=entry.offset,
             nbytes=entry.nbytes,
             sha256=entry.sha256,
