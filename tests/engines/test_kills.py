@@ -4,11 +4,12 @@ A tap between the two says when; each message of a swap is a moment before which
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
 
+from modelswap_engine.protocol.policy import VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.engine_pod import ONE_PROCESS
 from tests.support.engine_world import World, long
@@ -35,7 +36,18 @@ async def world(shared: World) -> World:
     return shared
 
 
-LABEL = "/update_weight_version"  # it is told once a version is proved
+LABEL = "label"
+LABELS = {"vllm": "/update_weight_version", "sglang": "commit"}
+"""Which message has the engine call its weights by what was proved: where it can, the one that exchanged them."""
+
+
+async def swap_at(world: World, when: str, message: str, act: Callable[[], None]) -> str:
+    """Act at a message of a swap to 1.1, once that has begun and come there; returns the operation."""
+    getattr(world.tap, when)(LABELS[world.pod.engine] if message == LABEL else message, act)
+    # By itself only a proof by hash is asked for; the other comes with the commit.
+    operation = await world.begin("1.1", verify=VerifyMode.STRICT if message == "verify" else VerifyMode.STANDARD)
+    await world.tap.acted()
+    return operation
 
 
 @pytest.mark.parametrize(
@@ -53,10 +65,8 @@ LABEL = "/update_weight_version"  # it is told once a version is proved
 )
 async def test_the_sidecar_is_killed(world: World, when: str, message: str, ended: SwapState, version: str) -> None:
     """The intent is on the disk before the commit: from there on the new version is what comes up."""
-    getattr(world.tap, when)(message, world.pod.sidecar.kill)
     boot, restarts = world.pod.boot_id(), world.kubelet.restarts
-    operation = await world.begin("1.1")
-    await world.tap.acted()
+    operation = await swap_at(world, when, message, world.pod.sidecar.kill)
     await asyncio.to_thread(lambda: world.pod.sidecar.start().wait_ready())
     await world.serves(version)
     assert await world.ended(operation) is ended
@@ -77,9 +87,7 @@ async def test_the_sidecar_is_killed(world: World, when: str, message: str, ende
 )
 async def test_the_engine_is_killed(world: World, when: str, message: str, ended: SwapState, version: str) -> None:
     boot = world.pod.boot_id()
-    getattr(world.tap, when)(message, world.pod.kill_engine)
-    operation = await world.begin("1.1")
-    await world.tap.acted()
+    operation = await swap_at(world, when, message, world.pod.kill_engine)
     assert await world.ended(operation) is ended
     await world.serves(version)
     assert world.pod.boot_id() != boot

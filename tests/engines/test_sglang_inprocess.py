@@ -100,6 +100,34 @@ async def test_rollback_is_exact(ranks: Ranks, client: Client, pair: Pair) -> No
     assert await answers(client) == before
 
 
+async def test_a_whole_commit_drops_the_cache_and_names_the_weights_in_one_call(
+    ranks: Ranks, client: Client, pair: Pair
+) -> None:
+    async def cached() -> tuple[str, int, int]:
+        asked = await client.ask(LONG)
+        return str(asked.meta["weight_version"]), int(asked.meta["cached_tokens"]), max(asked.tokens)
+
+    assert [(await cached())[1] > 0 for _ in range(2)] == [False, True]
+    good(await ranks.stage(pair.old, pair.new, "op"))
+    good(await ranks.call(wire.PrepareCall(operation_id="op")))
+    commit = wire.CommitCall(operation_id="op", whole=True)
+    async with client.streamed(LONG, tokens=120) as made:
+        await made(1)
+        assert codes(await ranks.call(commit)) == {"Busy"}  # nothing was changed, and nothing forgotten
+        await made(20)
+    while await client.running():
+        await asyncio.sleep(0.01)
+    for call, folder, upper in ((commit, pair.new, True), (wire.RollbackCall("op", whole=True), pair.old, False)):
+        answer = good(await ranks.call(call))
+        assert (answer.forgot, answer.proved, answer.named) == (True, True, True)
+        assert (await ranks.control.facts(seconds=SECONDS)).weight_version == digest_of(folder)
+        label, held, token = await cached()
+        assert (label, held, token >= HALF) == (digest_of(folder), 0, upper)
+        asked = await client.ask(LONG)
+        assert set(asked.versions) <= {digest_of(folder)}
+        assert asked.meta["cached_tokens"] > 0
+
+
 async def test_every_tensor_is_proven_padded_ones_included_while_requests_run(
     ranks: Ranks, client: Client, pair: Pair
 ) -> None:

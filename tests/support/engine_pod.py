@@ -61,7 +61,7 @@ class Pod:
     ) -> None:
         self.launcher = Launcher(folder)
         self.port = port or free_port()
-        self._engine, self._options, self._variables = engine, options, dict(variables or {})
+        self.engine, self._options, self._variables = engine, options, dict(variables or {})
         if engine == "sglang":
             self._variables |= with_our_half(folder / "engine-files")
         checkpoints = folder / "checkpoints"
@@ -72,11 +72,11 @@ class Pod:
 
     def start_engine(self) -> None:
         """Start the engine's container."""
-        python = engines.environment(self._engine) / "bin" / "python"
-        server = [str(python), str(HACK / "engines" / f"serve_{self._engine}.py"), *OWN_OPTIONS[self._engine]]
+        python = engines.environment(self.engine) / "bin" / "python"
+        server = [str(python), str(HACK / "engines" / f"serve_{self.engine}.py"), *OWN_OPTIONS[self.engine]]
         self.launcher.start_with(
             [*server, *self._options],
-            engine=self._engine,
+            engine=self.engine,
             options=["--port", str(self.port)],
             python=[str(python)],
             variables=self._variables,

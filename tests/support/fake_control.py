@@ -136,16 +136,17 @@ class FakeControl:
             raise
 
     async def set_version(self, digest: str, *, seconds: float) -> None:
-        def act() -> None:
-            self._facts = replace(self._facts, weight_version=digest)
+        await self._call("set_version", lambda: self.label(digest), seconds=seconds)
 
-        await self._call("set_version", act, seconds=seconds)
+    def label(self, digest: str) -> None:
+        """Call the weights so."""
+        self._facts = replace(self._facts, weight_version=digest)
 
     async def load_full(self, directory: str, digest: str, *, seconds: float) -> None:
         def act() -> None:
             self.loaded = directory
             self.on_load(digest)
-            self._facts = replace(self._facts, weight_version=digest)
+            self.label(digest)
 
         await self._call("load_full", act, seconds=seconds)
 

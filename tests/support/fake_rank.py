@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import Hashes, Layout, Reply, Stage, TensorRange
 from modelswap_engine.protocol.engine_state import MemoryState
-from modelswap_engine.protocol.errors import Cancelled, Internal, ManifestMismatch, ModelswapError, NotFound
+from modelswap_engine.protocol.errors import Busy, Cancelled, Internal, ManifestMismatch, ModelswapError, NotFound
 from tests.support.fake_source import sha256
 
 _boots: Final = itertools.count(1)
@@ -31,6 +31,8 @@ class FakeRank:
         polls: how often a long call answers ``running``; -1 for ever.
         called_off: long calls that were ended by a call.
         memory: what its container may still use.
+        whole: False for one of an older release, which leaves the proof of an exchange to a call of its own.
+        requests: how many hold cached keys and values; None where only the engine's routes can drop those.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class FakeRank:
         self.polls = 2
         self.called_off: list[str] = []
         self.memory = MemoryState()
+        self.whole = True
+        self.requests: int | None = None
         self.facts = wire.Facts(rank=rank, ranks=ranks, pid=100 + rank, architecture="Tiny", commit_method="pointer")
         self.packed: set[str] = set()
         self.boot_id = f"process-{next(_boots)}"
@@ -108,6 +112,8 @@ class FakeRank:
             case wire.PrepareCall():
                 return self._reply(call.operation_id, digest=self._staged[1] if self._staged else "")
             case wire.CommitCall():
+                if call.whole and self.requests:
+                    raise Busy("the engine holds requests")
                 if self._staged is None or self._staged[0] != call.operation_id:
                     raise NotFound("nothing is staged")
                 old = {name: self.live[name] for name in self._staged[2]}
@@ -115,12 +121,12 @@ class FakeRank:
                 self.live |= self._staged[2]
                 self.digest = self._staged[1]
                 self._staged = None
-                return self._reply(call.operation_id, microseconds=50.0)
+                return self._exchanged(call, self._reply(call.operation_id, microseconds=50.0))
             case wire.RollbackCall():
                 if self._undo is not None and self._undo[0] == call.operation_id:
                     self.live |= self._undo[2]
                     self.digest, self._undo, self._previous = self._undo[1], None, None
-                return self._reply(call.operation_id)
+                return self._exchanged(call, self._reply(call.operation_id))
             case wire.ReleaseCall():
                 self._staged = self._undo = None
                 if call.previous:
@@ -128,6 +134,11 @@ class FakeRank:
                 return self._reply(call.operation_id)
             case _:
                 raise Internal(f"the fake has no {call}")
+
+    def _exchanged(self, call: wire.CommitCall | wire.RollbackCall, answer: wire.Answer) -> wire.Answer:
+        return replace(
+            answer, proved=self.whole and call.whole, forgot=self.whole and call.whole and self.requests == 0
+        )
 
     def _begin(self, work: str, outcome: Callable[[], wire.Answer]) -> wire.Answer:
         self._work, self._left, self._outcome = work, self.polls, outcome

@@ -120,7 +120,12 @@ class Model(torch.nn.Module):
 
 
 class LabHost:
-    """The engine as our half sees it."""
+    """The engine as our half sees it.
+
+    Attributes:
+        requests: how many hold cached keys and values; None where only the engine's routes can drop those.
+        noted: what it was told around an exchange, in order.
+    """
 
     def __init__(
         self, folder: Path, *, tied: bool = False, dtype: torch.dtype = torch.float32, frugal: bool = True
@@ -129,6 +134,8 @@ class LabHost:
         self.refused = ""
         self.wiped = 0
         self.settled_times = 0
+        self.requests: int | None = None
+        self.noted: list[str] = []
         self._tied, self._dtype, self._frugal = tied, dtype, frugal
         self.method = Method.POINTER
         self.model = self._fresh("cpu")
@@ -185,6 +192,13 @@ class LabHost:
 
     def wipe(self) -> None:
         self.wiped += 1
+
+    def forget(self) -> bool | None:
+        self.noted.append(f"forget at {float(self.model.norm[0]):.3f}")
+        return None if self.requests is None else not self.requests
+
+    def called(self, digest: str) -> None:
+        self.noted.append(f"called {digest}")
 
     def settled(self) -> None:
         self.settled_times += 1

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.engine_state import MemoryState
 from modelswap_engine.protocol.errors import Internal, ManifestMismatch
-from modelswap_engine.protocol.policy import Traffic, TrafficMode
+from modelswap_engine.protocol.policy import Loading, Traffic, TrafficMode, VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.external_world import ExternalWorld
 from tests.support.fake_control import Broken
@@ -42,7 +43,7 @@ async def test_a_drained_swap_needs_no_pause_and_forgets_what_was_cached_after_t
         assert world.coordinator.live == world.two
         assert world.control.weight_version == world.two.digest
         assert steps(world) == ["flush", "flush", "set_version"]
-        assert world.ranks[0].calls[-7:] == ["memory", "stage", "prepare", "commit", "verify", "release", "memory"]
+        assert world.ranks[0].calls[-6:] == ["memory", "stage", "prepare", "commit", "release", "memory"]
         assert (await world.swap(world.one, "op-2")).state is SwapState.SERVING
         assert world.holds(world.one)
 
@@ -122,6 +123,8 @@ async def test_a_question_for_its_health_that_comes_in_between_is_waited_for(tmp
 async def test_a_rank_that_fails_brings_the_old_version_back_on_all(tmp_path: Path, step: str) -> None:
     world = ExternalWorld(tmp_path)
     async with world.running():
+        for rank in world.ranks:
+            rank.whole = step != "verify"
         world.ranks[1].errors[step] = Internal("told to fail")
         status = await world.swap(world.two)
 
@@ -131,6 +134,112 @@ async def test_a_rank_that_fails_brings_the_old_version_back_on_all(tmp_path: Pa
         assert world.coordinator.ready()
         assert not world.restart.wanted
         assert (await world.swap(world.two, "op-2")).state is SwapState.SERVING
+
+
+def labelled(world: ExternalWorld) -> None:
+    """Have the engine do all that it can within one exchange, as SGLang does: forget, prove, and name its weights."""
+
+    def label(texts: list[str]) -> list[str]:
+        answers = [wire.decode_answer(text) for text in texts]
+        if not all(answer.proved and answer.reply.error is None for answer in answers):
+            return texts
+        world.control.label(answers[0].reply.digest)
+        return [wire.encode_answer(replace(answer, named=True)) for answer in answers]
+
+    for rank in world.ranks:
+        rank.requests = 0
+    world.control.answers = label
+
+
+async def test_what_an_engine_does_within_the_commit_is_not_asked_of_it_again(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        labelled(world)
+        world.control.calls.clear()
+        assert (await world.swap(world.two)).state is SwapState.SERVING
+        assert steps(world) == ["flush"]
+        assert "verify" not in world.ranks[0].calls
+        assert world.control.weight_version == world.two.digest
+        assert world.holds(world.two)
+        proven = await world.backend.verify("op-1", strict=False)  # said once, it counts once
+        assert "verify" in world.ranks[0].calls
+        assert {reply.digest for reply in proven} == {world.two.digest}
+
+
+async def test_strict_hashes_although_the_commit_was_proved(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        labelled(world)
+        request = replace(world.request(world.two), loading=Loading(verify=VerifyMode.STRICT))
+        await world.coordinator.swap(request)
+        await world.until(lambda: world.coordinator.operation("op-1").state.terminal)
+        assert world.coordinator.operation("op-1").state is SwapState.SERVING
+        assert "verify" in world.ranks[0].calls
+
+
+async def test_requests_of_nobody_are_waited_for_by_a_commit_that_forgets(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path, forget=5.0)
+    async with world.running():
+        labelled(world)
+        busy = iter([1, 1, 0])
+
+        def next_one(text: str) -> None:
+            if isinstance(wire.decode_call(text).call, wire.CommitCall):
+                for rank, requests in zip(world.ranks, [next(busy)] * 2, strict=True):
+                    rank.requests = requests
+
+        world.control.lose = next_one
+        assert (await world.swap(world.two)).state is SwapState.SERVING
+        assert world.ranks[0].calls.count("commit") == 3
+        assert world.holds(world.two)
+
+
+async def test_an_engine_that_does_not_come_to_rest_keeps_its_version(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        labelled(world)
+        for rank in world.ranks:
+            rank.requests = 1
+        status = await world.swap(world.two)
+        assert status.state is SwapState.ROLLED_BACK
+        assert status.error is not None
+        assert status.error.code == "Busy"
+        assert world.holds(world.one)
+        assert world.coordinator.ready()
+
+
+async def test_one_rank_that_fails_within_a_whole_commit_brings_label_and_tensors_back(tmp_path: Path) -> None:
+    world = ExternalWorld(tmp_path)
+    async with world.running():
+        labelled(world)
+        world.ranks[1].errors["commit"] = Internal("told to fail")
+        world.control.calls.clear()
+        assert (await world.swap(world.two)).state is SwapState.ROLLED_BACK
+        assert steps(world) == ["flush"]
+        assert world.holds(world.one)
+        assert world.control.weight_version == world.one.digest
+        assert (await world.swap(world.two, "op-2")).state is SwapState.SERVING
+
+
+async def test_what_a_lost_engine_has_proved_is_forgotten(tmp_path: Path) -> None:
+    """It ends right after it has answered the commit: what it said then is no proof of the start that follows."""
+    world = ExternalWorld(tmp_path, reach=20)
+    async with world.running():
+        labelled(world)
+        label = world.control.answers
+
+        def ends(texts: list[str]) -> list[str]:
+            found = label(texts)
+            if wire.decode_answer(found[0]).proved:
+                world.backend._lost()
+                world.boot(world.one)
+            return found
+
+        world.control.answers = ends
+        status = await world.swap(world.two)
+        assert status.state is SwapState.ROLLED_BACK
+        await world.until(world.coordinator.ready)
+        assert world.holds(world.one)
 
 
 async def test_one_rank_that_fails_a_long_call_ends_it_on_the_others(tmp_path: Path) -> None:

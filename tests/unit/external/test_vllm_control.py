@@ -68,7 +68,7 @@ class Canned:
         if path == "/weight_info":
             return web.json_response({"weight_version": self.label})
         if path == "/update_weight_version":
-            return web.json_response({"success": True})
+            return web.json_response({"success": True, "new_version": self.label})
         if path == "/pause":
             self.is_paused = self.pauses
             if self.answered is not None:

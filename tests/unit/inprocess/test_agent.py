@@ -269,6 +269,69 @@ def test_what_is_not_proven_can_only_be_proven_or_undone(lab: Lab, old: Path, ne
     assert lab_digest(lab) == digest_of(old)
 
 
+def prepared(lab: Lab, old: Path, new: Path) -> None:
+    steps = lab.swap(old, new, "op")
+    assert [next(steps).reply.error for _ in range(2)] == [None] * 2
+
+
+def test_a_whole_commit_forgets_proves_and_names_before_the_engine_makes_a_step(lab: Lab, old: Path, new: Path) -> None:
+    lab.host.requests = 0
+    prepared(lab, old, new)
+    before = f"forget at {float(lab.host.model.norm[0]):.3f}"
+    answer = lab.call(wire.CommitCall(operation_id="op", whole=True))
+    assert (answer.reply.error, answer.reply.digest) == (None, digest_of(new))
+    assert (answer.forgot, answer.proved, answer.named) == (True, True, False)
+    assert lab.host.noted == [before, f"called {digest_of(new)}"]
+    assert lab_digest(lab) == digest_of(new)  # no other call is needed
+    again = lab.call(wire.CommitCall(operation_id="op", whole=True))
+    assert (again.reply, again.proved) == (answer.reply, True)  # asked twice, done once
+
+    lab.host.requests = 1  # which keeps nothing from being put back, only from being forgotten
+    undone = lab.call(wire.RollbackCall(operation_id="op", whole=True))
+    assert (undone.reply.digest, undone.forgot, undone.proved) == (digest_of(old), False, True)
+    assert lab.host.noted[-1] == f"called {digest_of(old)}"
+    assert same_as_fresh(lab, old)
+
+
+def test_a_whole_commit_is_refused_while_requests_hold_what_is_cached(lab: Lab, old: Path, new: Path) -> None:
+    lab.host.requests = 1
+    prepared(lab, old, new)
+    assert error_of(lab.call(wire.CommitCall(operation_id="op", whole=True))) == "Busy"
+    assert same_as_fresh(lab, old)
+    lab.host.requests = 0
+    assert lab.call(wire.CommitCall(operation_id="op", whole=True)).proved
+
+
+def test_where_only_the_engines_routes_can_forget_a_whole_commit_says_so(lab: Lab, old: Path, new: Path) -> None:
+    prepared(lab, old, new)
+    answer = lab.call(wire.CommitCall(operation_id="op", whole=True))
+    assert (answer.reply.error, answer.forgot, answer.proved) == (None, False, True)
+
+
+def test_a_whole_commit_that_is_not_proved_names_nothing_and_keeps_the_way_back(
+    lab: Lab, old: Path, tmp_path: Path
+) -> None:
+    lab.host.requests = 0
+    prepared(lab, old, changed(old, tmp_path / "new", norm__weight=torch.ones(HIDDEN)))
+    layer = lab.host.model.layers[0]["o"]
+    inner = layer.applied
+    layer.applied = lambda rows: inner(rows)  # somebody else's
+    assert error_of(lab.call(wire.CommitCall(operation_id="op", whole=True))) == "Internal"
+    assert [line for line in lab.host.noted if line.startswith("called")] == []
+    assert lab_digest(lab) == ""
+    layer.applied = inner
+    assert lab.call(wire.RollbackCall(operation_id="op", whole=True)).proved
+    assert same_as_fresh(lab, old)
+
+
+def test_ranks_forget_alike_where_one_of_them_does_not_commit(lab: Lab, old: Path, new: Path) -> None:
+    lab.host.requests = 0
+    lab.outcome(wire.StageCall(work="w", order=lab.order(old, new, "op")))
+    assert error_of(lab.call(wire.CommitCall(operation_id="op", whole=True))) == "NotFound"  # not prepared
+    assert len(lab.host.noted) == 1
+    assert same_as_fresh(lab, old)
+
+
 def test_staged_tensors_are_dropped_when_nobody_asks_about_them(old: Path, new: Path) -> None:
     lab = Lab(LabHost(old), settings=AgentSettings(lease_seconds=0.2))
     lab.adopt(old)

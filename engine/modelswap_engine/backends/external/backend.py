@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from modelswap_engine.backends.external import views
 from modelswap_engine.backends.external.adapters import ExternalAdapters
 from modelswap_engine.backends.external.control import EngineControl, EngineFacts, Requests
-from modelswap_engine.backends.external.loading import Loading, Starting, emptied, forgets, reached
+from modelswap_engine.backends.external.exchanging import Exchanging
+from modelswap_engine.backends.external.loading import Loading, Starting, emptied, reached
 from modelswap_engine.backends.external.ranks import Ranks
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
@@ -75,6 +76,7 @@ class ExternalBackend:
         self._requests = requests
         self._restart = restart
         self._ranks = Ranks(control, call_seconds=self._settings.call)
+        self._exchanging = Exchanging(control, self._ranks, bounds=self._settings)
         self._loading = Loading(control, self._ranks, bounds=self._settings, starting=starting)
         self._watch = Watch(
             control,
@@ -116,6 +118,7 @@ class ExternalBackend:
 
     def _lost(self) -> None:
         self._alive, self._empty_for = False, ""
+        self._exchanging.forget()
         self._proven.clear()
         if self._adapters is not None:
             self._adapters.lost()
@@ -234,31 +237,20 @@ class ExternalBackend:
         """Make the staged tensors live, and have everything forgotten that the old ones computed."""
         self._require_empty(operation_id)
         self._proven.clear()
-        first, *others = await self._exchange("commit", wire.CommitCall(operation_id))
+        call = wire.CommitCall(operation_id, whole=True)
+        first, *others = await self._decisive("commit", self._exchanging.carry_out(call))
         return [replace(first, requests=self._ended), *others]
 
     async def rollback(self, operation_id: str) -> Sequence[Reply]:
         """Put the tensors from before this operation's commit back; what the new ones computed is forgotten too."""
         self._require_empty(operation_id)
         self._proven.clear()
-        return await self._exchange("rollback", wire.RollbackCall(operation_id))
+        call = wire.RollbackCall(operation_id, whole=True)
+        return await self._decisive("rollback", self._exchanging.carry_out(call))
 
     def _require_empty(self, operation_id: str) -> None:
         if self._empty_for != operation_id:
             raise Internal(f"operation {operation_id} has not paused the engine, so no weights are exchanged in it")
-
-    async def _exchange(self, what: str, call: wire.CommitCall | wire.RollbackCall) -> Sequence[Reply]:
-        replies = await self._ask(what, call)
-        if any(reply.error is not None for reply in replies):
-            return replies
-        forgotten = forgets(self._control, within=self._settings.forget, seconds=self._settings.call)
-        if not await self._decisive("flush", forgotten):
-            stale = Internal(
-                f"the engine did not forget cached keys and values after the {what}",
-                advice="requests would be answered from both versions; the version before comes back",
-            )
-            return [replace(reply, error=stale.body()) for reply in replies]
-        return replies
 
     async def retire(self, operation_id: str) -> Sequence[Reply]:
         """There is never a second instance."""
@@ -266,16 +258,12 @@ class ExternalBackend:
 
     async def verify(self, operation_id: str, *, strict: bool) -> Sequence[Reply]:
         """Prove that what is live is what was staged; then the engine may call it by its name."""
-        work = self._ranks.work(
-            lambda work: wire.VerifyCall(work, operation_id, strict=strict),
-            seconds=self._settings.hash if strict else self._settings.call,
-        )
-        replies = views.replies(await self._decisive("verify", work))
+        replies = await self._decisive("verify", self._exchanging.prove(operation_id, strict=strict))
         digests = {reply.digest for reply in replies if reply.error is None}
         if len(digests) == 1 and all(reply.error is None for reply in replies):
             if self._adapters is not None:
                 await self._adapters.verify()
-            await self._control.set_version(digests.pop(), seconds=self._settings.call)
+            await self._exchanging.name(digests.pop())
         return self._note(replies)
 
     async def resume(self, operation_id: str) -> Sequence[Reply]:

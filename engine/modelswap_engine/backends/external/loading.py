@@ -20,7 +20,7 @@ from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import Layout, Load, Reply
 from modelswap_engine.protocol.errors import Busy, Internal, ManifestMismatch, NotReady, UnsupportedChange, WorkerLost
 
-_POLL_SECONDS: Final = 0.02
+POLL_SECONDS: Final = 0.02
 
 
 class Starting(Protocol):
@@ -174,5 +174,5 @@ async def forgets(control: EngineControl, *, within: float, seconds: float) -> b
     while not await control.flush(seconds=seconds):
         if time.monotonic() >= deadline:
             return False
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
     return True

@@ -121,12 +121,12 @@ class Agent:
                 return self._stage_retained(call)
             case wire.PrepareCall(operation_id=operation_id):
                 return self._prepare(operation_id)
-            case wire.CommitCall(operation_id=operation_id):
-                return self._commit(operation_id)
+            case wire.CommitCall():
+                return self._commit(call)
             case wire.VerifyCall():
                 return self._verify(call)
-            case wire.RollbackCall(operation_id=operation_id):
-                return self._rollback(operation_id)
+            case wire.RollbackCall():
+                return self._rollback(call)
             case wire.ReleaseCall(operation_id=operation_id, previous=previous):
                 return self._release(operation_id, previous=previous)
 
@@ -249,7 +249,12 @@ class Agent:
         self._lease.renew(operation_id)
         return self._answer(self._reply(operation_id, seconds=time.perf_counter() - started, digest=digest))
 
-    def _commit(self, operation_id: str) -> wire.Answer:
+    def _commit(self, call: wire.CommitCall) -> wire.Answer:
+        operation_id = call.operation_id
+        # First of all, and whatever comes of the rest: ranks that schedule alike must go on with the same cache.
+        forgot = self._host.forget() if call.whole else None
+        if forgot is False:
+            raise Busy("the engine holds requests", advice="wait for their end")
         if self._committed is not None and self._committed.reply.operation_id == operation_id:
             return self._committed
         updater = self._quiet()
@@ -264,7 +269,14 @@ class Agent:
         self._ways.place.quiesce()
         window = (time.perf_counter_ns() - started) / 1000
         self._committed = self._answer(self._window(operation_id, window, method=method, digest=updater.digest))
+        if call.whole:
+            self._committed = self._proved(self._committed, updater, forgot=bool(forgot))
         return self._committed
+
+    def _proved(self, answer: wire.Answer, updater: WeightUpdater, *, forgot: bool) -> wire.Answer:
+        self._verified(answer.reply.operation_id, updater.verify(strict=False), time.perf_counter())
+        self._host.called(updater.digest)
+        return msgspec.structs.replace(answer, forgot=forgot, proved=True)
 
     def _verify(self, call: wire.VerifyCall) -> wire.Answer:
         updater, lane, started = self._versions(), self._works.changes, time.perf_counter()
@@ -286,7 +298,9 @@ class Agent:
         self._unproven = ""
         return self._answer(self._reply(operation_id, seconds=time.perf_counter() - started, digest=digest))
 
-    def _rollback(self, operation_id: str) -> wire.Answer:
+    def _rollback(self, call: wire.RollbackCall) -> wire.Answer:
+        operation_id = call.operation_id
+        forgot = call.whole and bool(self._host.forget())
         self._works.changes.refuse_if_running()
         updater = self._versions()
         self._ways.place.quiesce()
@@ -296,7 +310,8 @@ class Agent:
         window = (time.perf_counter_ns() - started) / 1000
         if undone is not None:
             self._committed, self._unproven = None, operation_id
-        return self._answer(self._window(operation_id, window, method=undone or "", digest=updater.digest))
+        answer = self._answer(self._window(operation_id, window, method=undone or "", digest=updater.digest))
+        return self._proved(answer, updater, forgot=forgot) if call.whole else answer
 
     def _release(self, operation_id: str, *, previous: bool) -> wire.Answer:
         if self._works.changes.operation_id == operation_id:

@@ -67,5 +67,11 @@ class Host(Protocol):
         by zero, the next version answers with it.
         """
 
+    def forget(self) -> bool | None:
+        """Drop all cached keys and values; False while a request holds any, None where only the engine's routes can."""
+
+    def called(self, digest: str) -> None:
+        """What is live was proved to be this version; where this process labels answers, they name it from now on."""
+
     def settled(self) -> None:
         """All that exchanges need is there and will stay; called once for each version that is taken over."""

@@ -65,10 +65,13 @@ class PrepareCall(msgspec.Struct, frozen=True, tag="prepare"):
 class CommitCall(msgspec.Struct, frozen=True, tag="commit"):
     """Make the prepared tensors live; the caller's promise is that the engine makes no step meanwhile.
 
-    Cached keys and values are the caller's to flush.
+    Cached keys and values are the caller's to flush, and a :class:`VerifyCall` is to follow. With ``whole`` both are
+    done before the engine can make a step, as far as it can be had to from within, and what was is in the answer; an
+    engine that holds requests answers ``Busy``, and nothing was changed.
     """
 
     operation_id: str
+    whole: bool = False
 
 
 class VerifyCall(msgspec.Struct, frozen=True, tag="verify"):
@@ -83,9 +86,13 @@ class VerifyCall(msgspec.Struct, frozen=True, tag="verify"):
 
 
 class RollbackCall(msgspec.Struct, frozen=True, tag="rollback"):
-    """Put back what was live before this operation's commit; the same promise as for a commit."""
+    """Put back what was live before this operation's commit; the same promise, and ``whole``, as for a commit.
+
+    Requests do not keep it from being carried out, only from forgetting what was cached.
+    """
 
     operation_id: str
+    whole: bool = False
 
 
 class ReleaseCall(msgspec.Struct, frozen=True, tag="release"):
@@ -192,12 +199,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``reply`` always says which rank of which start answers, and what went wrong; its operation id is that of the call,
     or "" where the call has none. While ``running`` is True the work goes on and nothing else in here counts.
     ``done_bytes`` is how many it has read or hashed so far.
+
+    Of a ``whole`` exchange: ``forgot`` says that no cached keys and values are left, ``proved`` that what is live was
+    proved by identity to be the reply's digest, and ``named`` that the engine calls its weights by it. The last one is
+    for whoever carries the answers of all ranks to say.
     """
 
     number: int
     reply: Reply
     running: bool = False
     done_bytes: int = 0
+    forgot: bool = False
+    proved: bool = False
+    named: bool = False
     facts: Facts | None = None
     layout: Layout | None = None
     hashes: Hashes | None = None

@@ -16,6 +16,7 @@ from modelswap_engine.backends.inprocess.ways import Ways, ways
 from modelswap_engine.backends.sglang.architectures import Setting, refusal
 from modelswap_engine.protocol.errors import Internal
 
+_SCHEDULES: Final = ("flush_cache", "record_weight_version_after_update")
 _WRAPPED: Final = ".base_layer"
 _FUSED: Final[Mapping[str, tuple[str, ...]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -29,10 +30,12 @@ class SglangHost:
     Args:
         runner: it.
         role: ``target``, or that of a draft model.
+        updater: of the scheduler that it computes for, which alone can drop the cache; None where it was not found.
     """
 
-    def __init__(self, runner: Any, *, role: str) -> None:
+    def __init__(self, runner: Any, *, role: str, updater: Any = None) -> None:
         self._runner = runner
+        self._updater = updater if all(hasattr(updater, name) for name in _SCHEDULES) else None
         self._role = role
         self._place = place_of(runner, role)
         self._experiments = allowed(os.environ)
@@ -133,6 +136,15 @@ class SglangHost:
 
     def wipe(self) -> None:
         """Nothing to do: SGLang reads no block beyond what a request has written into it."""
+
+    def forget(self) -> bool | None:
+        """Have the scheduler drop its cache as it does when it is asked to, but for a collection of garbage."""
+        return None if self._updater is None else bool(self._updater.flush_cache(empty_cache=False))
+
+    def called(self, digest: str) -> None:
+        """Change the label from which the scheduler writes spans of versions."""
+        if self._updater is not None:
+            self._updater.record_weight_version_after_update(digest)
 
     def settled(self) -> None:
         """Take what is there out of garbage collection.

@@ -218,10 +218,10 @@ class VllmControl:
         return [str(answer) for answer in answers]
 
     async def set_version(self, digest: str, *, seconds: float) -> None:
-        """Change the label and read it back."""
+        """Change the label; vLLM answers once the process that keeps it has done so."""
         async with bounded("labelling", seconds):
-            await self.client.ask("POST", "/update_weight_version", json={"new_version": digest})
-            label = (await self.client.ask("GET", "/weight_info")).get("weight_version")
+            answer = await self.client.ask("POST", "/update_weight_version", json={"new_version": digest})
+        label = answer.get("new_version") if answer.get("success") is True else None
         if label != digest:
             raise WorkerLost(f"vLLM calls its weights {label!r} after it was told {digest!r}", advice="try again")
 

@@ -153,6 +153,13 @@ class VllmHost:
             if cache.is_floating_point() and not bool(torch.isfinite(first).all()):
                 cache.zero_()
 
+    def forget(self) -> bool | None:
+        """The cache of prefixes is kept by the process that schedules, of which a worker knows nothing."""
+        return None
+
+    def called(self, digest: str) -> None:
+        """Nothing to do: a worker labels no answers."""
+
     def settled(self) -> None:
         """Nothing to do: vLLM takes itself out of garbage collection when it has started."""
 
