@@ -94,10 +94,7 @@ class SglangClient:
         return await self._ask("GET", "/model_info", ModelInfo, seconds=seconds)
 
     async def server_info(self, *, seconds: float) -> ServerInfo:
-        """Ask for the arguments of this start.
-
-        Schedulers answer messages in order, so what was sent to them before has been carried out when this answers.
-        """
+        """Ask for the arguments of this start; every scheduler has a part in the answer."""
         return await self._ask("GET", "/server_info", ServerInfo, seconds=seconds)
 
     async def loads(self, *, seconds: float) -> Loads:
@@ -160,19 +157,13 @@ class SglangClient:
         """Change the label of the weights; without ``abort_all_requests`` SGLang would end every request for it."""
         await self._do("/update_weight_version", {"new_version": version, "abort_all_requests": False}, seconds=seconds)
 
-    async def check(self, action: str, *, seconds: float, skip: Sequence[str] = ()) -> Checked:
+    async def check(self, action: str, *, seconds: float) -> Checked:
         """Carry an action of the weights checker to every rank.
-
-        Args:
-            action: what it is to do.
-            seconds: bound of the call.
-            skip: parameters with one of these in their names are left out.
 
         Raises:
             BadRequest: it knows no such action.
         """
-        body = {"action": action, **({"skip_tensor_list": list(skip)} if skip else {})}
-        answered = await self._alone("/weights_checker", body, seconds=seconds)
+        answered = await self._alone("/weights_checker", {"action": action}, seconds=seconds)
         if answered.status not in (_OK, _REFUSED):
             raise _unusable("/weights_checker", answered)
         checked = _decode(answered, Checked, "/weights_checker")

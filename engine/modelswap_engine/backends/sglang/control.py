@@ -1,9 +1,9 @@
 """SGLang's control side in the words of :class:`~modelswap_engine.backends.external.control.EngineControl`.
 
 A pause is the retracting one: it gives the cache of every request back, so that a flush succeeds; frozen requests would
-keep keys and values of the old weights and hand them to others. SGLang does not acknowledge it: what shows that it has
-happened is that the schedulers answer a later message. A pause is preceded by a drain of our own where no request is to
-be met, because SGLang has none.
+keep keys and values of the old weights and hand them to others. SGLang does not acknowledge it: once it has answered
+nobody is let in, and whatever the schedulers are told later they do after they have stopped. A pause is preceded by a
+drain of our own where no request is to be met, because SGLang has none.
 """
 
 import asyncio
@@ -156,10 +156,9 @@ class SglangControl:
     async def _retract(self, policy: RequestPolicy, ends: float) -> None:
         self._policy = policy
         await self._client.pause(RETRACT, seconds=self._left(ends))
-        # Schedulers answer in order, so they have stopped when this answers. A flush costs them a pass of Python's
-        # garbage collector; where no request was to be met, the one within an update is enough.
+        # A flush costs the schedulers a pass of Python's garbage collector; where no request was to be met, the one
+        # within an update is enough, and nothing is left that could make a step.
         keeps = policy is RequestPolicy.RECOMPUTE and not await self._client.flush(seconds=self._left(ends))
-        await self._client.server_info(seconds=self._left(ends))
         if keeps or await self._client.ready(seconds=self._left(ends)):
             raise WorkerLost("SGLang goes on although it was paused", advice="it will be restarted")
 
@@ -185,8 +184,18 @@ class SglangControl:
     async def _busy(self, ends: float) -> bool:
         if await self.requests(seconds=self._left(ends)):
             return True
-        await self._client.server_info(seconds=self._left(ends))
+        await self._caught_up(ends)
         return await self.requests(seconds=self._left(ends)) > 0
+
+    async def _caught_up(self, ends: float) -> None:
+        """Return when the schedulers have carried out what was sent to them before, for they answer in order.
+
+        Told the name that the weights have they do nothing else, and it takes a tenth of the time of other questions.
+        """
+        if self._label:
+            await self._client.set_version(self._label, seconds=self._left(ends))
+        else:
+            await self._client.server_info(seconds=self._left(ends))
 
     async def requests(self, *, seconds: float) -> int:
         """Say how many requests the engine has, running or waiting, as published last."""
@@ -251,11 +260,11 @@ class SglangControl:
                 advice="compare its checksums, or restart it",
             )
 
-    async def checksums(self, *, seconds: float, skip: Sequence[str] = ()) -> Checked:
-        """Have every rank hash its live tensors, but for those with one of ``skip`` in their names."""
+    async def checksums(self, *, seconds: float) -> Checked:
+        """Have every rank hash its live tensors."""
         self._certain()
         try:
-            return await self._client.check("checksum", seconds=seconds, skip=skip)
+            return await self._client.check("checksum", seconds=seconds)
         except WorkerLost as error:
             self._doubt = error.message
             raise

@@ -7,7 +7,7 @@ becomes the name of its model.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -56,9 +56,9 @@ class Exchange:
         """Return where the link leads, which SGLang may look at still; None where there is none yet. Blocks."""
         return self._link.readlink() if self._link.is_symlink() else None
 
-    async def observe(self, skip: Sequence[str] = ()) -> dict[int, Sums]:
-        """Return the checksums of every rank, but for parameters with one of ``skip`` in their names."""
-        checked = await self._control.checksums(seconds=self._settings.hash, skip=skip)
+    async def observe(self) -> dict[int, Sums]:
+        """Return the checksums of every rank."""
+        checked = await self._control.checksums(seconds=self._settings.hash)
         return {rank.rank: rank.checksums for rank in checked.ranks}
 
     async def apply(self, folder: Path, wanted: Held) -> bool:
@@ -90,26 +90,13 @@ class Exchange:
         await self._control.set_version(wanted.digest, seconds=self._settings.load)
         return False
 
-    async def prove(self, wanted: Held, *, only: Collection[str] = ()) -> dict[int, Sums]:
-        """Read the checksums and hold them against a version; returns what was read.
-
-        Args:
-            wanted: the version.
-            only: the parameters to look at; all when empty.
+    def require(self, wanted: Held, live: Mapping[int, Sums]) -> None:
+        """Hold checksums against a version.
 
         Raises:
             DigestMismatch: a parameter is not the version's.
             Unverifiable: nothing contradicts it, but some parameters cannot be seen.
         """
-        names = {name for sums in wanted.sums.values() for name in sums}
-        # What is skipped is skipped wherever its name is a part of another one.
-        others = [name for name in names - set(only) if not any(name in item for item in only)] if only else []
-        live = await self.observe(others)
-        self.require(wanted.without(others), live)
-        return live
-
-    def require(self, wanted: Held, live: Mapping[int, Sums]) -> None:
-        """Hold checksums against a version; see :meth:`prove`."""
         verdict = wanted.judge(live)
         if verdict.wrong:
             raise DigestMismatch(

@@ -165,9 +165,10 @@ class SglangPlain:
         return await self._exchange.observe()
 
     async def prove(self, wanted: Held, *, loaded: Staged | None) -> Mapping[int, Sums]:
-        """Read the checksums of what was exchanged, where it said that all went well; else of all."""
-        live = await self._exchange.prove(wanted, only=loaded.touched if loaded is not None else ())
-        return {} if loaded is not None else live
+        """Hold every checksum against the version, where that cannot wait until requests go on."""
+        live = await self._exchange.observe() if loaded is None else {}
+        self._exchange.require(wanted, live or wanted.sums)
+        return live
 
     async def close(self) -> None:
         """Let go of it."""

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,11 +26,6 @@ class Held:
     directory: Path
     tensors: Mapping[str, TensorRange]
     sums: Mapping[int, Sums]
-
-    def without(self, names: Collection[str]) -> "Held":
-        """Return it with fewer parameters to look at."""
-        left = {rank: {n: v for n, v in sums.items() if n not in names} for rank, sums in self.sums.items()}
-        return replace(self, sums=left)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -57,10 +52,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """An exchange that is ready: the folders for the way there and back, and what is live at either end.
-
-    ``touched`` are the parameters that it changes.
-    """
+    """An exchange that is ready: the folders for the way there and back, and what is live at either end."""
 
     operation_id: str
     there: Path
@@ -69,7 +61,6 @@ class Staged:
     undo: Written
     before: Held
     after: Held
-    touched: frozenset[str]
     nbytes: int
 
     async def require_untouched(self) -> None:

@@ -115,7 +115,6 @@ class Staging:
             undo=back,
             before=before,
             after=target,
-            touched=found.made.touched([item.name for item in there.tensors]),
             nbytes=there.nbytes,
         )
 
