@@ -7,16 +7,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from modelswap_engine.checkpoint import manifest as manifests
-from modelswap_engine.checkpoint.build import check_shipped
-from modelswap_engine.checkpoint.layout import Read
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.errors import ManifestMismatch, SignatureInvalid, SignatureMissing
 from modelswap_engine.protocol.policy import Verification
 from modelswap_engine.signing.policy import Signatures
 from modelswap_engine.signing.verify import unsigned
-from modelswap_engine.sources.adapter import CONFIG_FILE
+from modelswap_engine.sources.adapter import read_manifest
 from modelswap_engine.sources.port import OpenedAdapter
 
 Offload = Callable[..., Awaitable[Any]]
@@ -55,10 +52,7 @@ class Vouching:
         if evidence is None:
             raise unsigned()
         self._signatures.check(evidence, verification)
-        manifest = manifests.decode(evidence.manifest)
-        read = Read(tensors=dict(opened.tensors), side_files={CONFIG_FILE: opened.config}, header_bytes=0)
-        check_shipped(manifest, read, file=MANIFEST_FILE)
-        return manifest
+        return read_manifest(evidence.manifest, config=opened.config, tensors=opened.tensors)
 
 
 def check_hashes(manifest: Manifest, hashes: Mapping[str, str]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.build import check_shipped
 from modelswap_engine.checkpoint.hashing import hash_tensors
 from modelswap_engine.checkpoint.index import INDEX_FILE
 from modelswap_engine.checkpoint.layout import (
@@ -19,9 +21,10 @@ from modelswap_engine.checkpoint.layout import (
     SINGLE_FILE,
     Contents,
     Evidence,
+    Read,
     Reader,
 )
-from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceUnreadable, UnsupportedFormat
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -85,6 +88,18 @@ class LocalAdapter:
             nbytes=entry.nbytes,
             sha256=sha256,
         )
+
+
+def read_manifest(manifest: bytes, *, config: bytes, tensors: Mapping[str, TensorEntry]) -> Manifest:
+    """Return what a shipped manifest of an adapter says, held against its config and its header.
+
+    Raises:
+        InvalidCheckpoint, ManifestMismatch: it is none, or one of another adapter.
+    """
+    found = manifests.decode(manifest)
+    read = Read(tensors=dict(tensors), side_files={CONFIG_FILE: config}, header_bytes=0)
+    check_shipped(found, read, file=MANIFEST_FILE)
+    return found
 
 
 def is_adapter(directory: Path) -> bool:

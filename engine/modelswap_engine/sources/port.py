@@ -107,6 +107,7 @@ class OpenedAdapter(Protocol):
         """Return name → sha256 of the bytes of every tensor, which are then where :meth:`range_of` says.
 
         Raises:
+            InvalidCheckpoint, ManifestMismatch: they are not what its manifest lists, where that was looked at.
             SourceChanged, SourceUnreadable: not now.
         """
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from modelswap_engine.checkpoint import manifest as manifests
-from modelswap_engine.checkpoint.build import build_manifest
+from modelswap_engine.checkpoint.build import build_manifest, hash_contents
 from modelswap_engine.checkpoint.layout import SIGNATURE_FILE, Evidence
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, Provenance
 from modelswap_engine.protocol.errors import (
@@ -27,12 +27,14 @@ from modelswap_engine.protocol.errors import (
     SourceUnreadable,
     UnsupportedFormat,
 )
+from modelswap_engine.sources.adapter import read_adapter
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.port import Brought
 from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
 from modelswap_engine.sources.remote.folders import Folders
 from modelswap_engine.sources.remote.port import RETRY_AFTER
 from modelswap_engine.sources.remote.records import Records
+from modelswap_engine.sources.remote.sharing import Sink
 from modelswap_engine.sources.remote.source import RemoteSource
 from modelswap_engine.store.content import ContentStore
 from modelswap_engine.store.incoming import Incoming
@@ -435,17 +437,89 @@ async def test_an_adapter_is_fetched_and_hashed(world: World, places: MemoryPlac
     assert Path(found.path).read_bytes() == TENSORS["a.weight"][2]
 
 
+def adapter(folder: Path, places: MemoryPlaces) -> dict[str, str]:
+    """Publish an adapter with its manifest; return name → sha256 of its tensors."""
+    write_checkpoint(folder, side_files={"adapter_config.json": b"{}"})
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    built = hash_contents(read_adapter(folder, roots=[folder]), roots=[folder])
+    (folder / MANIFEST_FILE).write_bytes(manifests.encode(built))
+    places.upload(URI, folder)
+    return {entry.name: entry.sha256 for entry in built.tensors}
+
+
 async def test_an_adapter_s_manifest_and_signature_come_along_where_both_are_there(
     world: World, places: MemoryPlaces, tmp_path: Path
 ) -> None:
-    folder = write_checkpoint(tmp_path / "a", side_files={"adapter_config.json": b"{}"})
-    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-    (folder / MANIFEST_FILE).write_bytes(b"a manifest")
-    places.upload(URI, folder)
+    adapter(tmp_path / "a", places)
     assert (await world.source.open_adapter(URI)).evidence is None
-    (folder / SIGNATURE_FILE).write_bytes(b"a signature")
-    places.upload(URI, folder)
-    assert (await world.source.open_adapter(URI)).evidence == Evidence(b"a manifest", b"a signature")
+    (tmp_path / "a" / SIGNATURE_FILE).write_bytes(b"a signature")
+    places.upload(URI, tmp_path / "a")
+    manifest = (tmp_path / "a" / MANIFEST_FILE).read_bytes()
+    assert (await world.source.open_adapter(URI)).evidence == Evidence(manifest, b"a signature")
+
+
+async def test_an_adapter_with_a_manifest_is_taken_from_the_store_and_only_what_was_damaged_comes_again(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    hashes = adapter(tmp_path / "a", places)
+    assert await (await world.source.open_adapter(URI)).hash() == hashes
+    world.start()
+    opened = await world.source.open_adapter(URI)
+    places.forget()
+    assert await opened.hash() == hashes
+    assert places.asked == []
+    blob = world.store.path(hashes["a.weight"])
+    blob.chmod(0o644)
+    blob.write_bytes(b"?" * blob.stat().st_size)
+    assert await opened.hash() == hashes
+    assert hashlib.sha256(blob.read_bytes()).hexdigest() == hashes["a.weight"]
+    assert sum(places.given.values()) == blob.stat().st_size
+
+
+class Giving:
+    """Another pod that has some blobs, one of them wrong."""
+
+    def __init__(self, blobs: dict[str, bytes]) -> None:
+        self.blobs = blobs
+
+    async def bring(self, wanted: Sequence[tuple[str, int]], sink: Sink) -> None:
+        for sha256, _ in wanted:
+            if sha256 in self.blobs:
+                await sink.write(sha256, 0, self.blobs[sha256])
+                if not await sink.finish(sha256):
+                    sink.again(sha256)
+
+    async def manifest(self, digest: str, *, prove: object) -> None:
+        raise AssertionError("nobody asks for an adapter's manifest")
+
+
+async def test_an_adapter_with_a_manifest_is_taken_from_other_pods_before_the_source(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    hashes = adapter(tmp_path / "a", places)
+    blobs = {hashes[name]: data for name, (_, _, data) in TENSORS.items() if data}
+    wrong = hashes["a.weight"]
+    blobs[wrong] = b"x" * len(blobs[wrong])
+    source = RemoteSource(
+        places,
+        allowed=Allowed(["mem://bucket/chat"]),
+        store=world.store,
+        records=Records(tmp_path / "records"),
+        fetcher=Fetcher(world.store),
+        sharing=Giving(blobs),  # type: ignore[arg-type]
+    )
+    opened = await source.open_adapter(URI)
+    places.forget()
+    assert await opened.hash() == hashes
+    assert sum(places.given.values()) == len(blobs[wrong]), "the source gave what the other pod had wrong"
+
+
+async def test_a_manifest_of_another_adapter_is_refused(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
+    adapter(tmp_path / "a", places)
+    places.folders[URI]["adapter_config.json"] = b'{"r": 4}'
+    opened = await world.source.open_adapter(URI)
+    with pytest.raises(ManifestMismatch, match=r"adapter_config\.json"):
+        await opened.hash()
 
 
 async def test_an_adapter_that_is_none_says_what_is_missing(world: World, places: MemoryPlaces, tmp_path: Path) -> None:

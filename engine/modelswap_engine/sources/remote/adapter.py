@@ -1,17 +1,24 @@
-"""A LoRA adapter elsewhere: its config and its header were read; its tensors are fetched to be hashed."""
+"""A LoRA adapter elsewhere: its config and its header were read; its tensors are fetched to be hashed.
+
+Where it came with a manifest their hashes are known before: then what the store has, or another pod of the slot, is not
+fetched from the source.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.layout import MAX_SIGNATURE_BYTES, SIGNATURE_FILE, Evidence
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry
 from modelswap_engine.protocol.errors import UnsupportedFormat
-from modelswap_engine.sources.adapter import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE
+from modelswap_engine.sources.adapter import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE, read_manifest
 from modelswap_engine.sources.remote.contents import Places, read_header, read_whole
 from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
 from modelswap_engine.sources.remote.port import FileStat, Folder
+from modelswap_engine.sources.remote.sharing import Sharing, take
 from modelswap_engine.store.content import ContentStore
 
 
@@ -21,10 +28,11 @@ class RemoteAdapter:
     Args:
         config: the bytes of the config.
         tensors: of the header, hashes unknown.
-        evidence: its manifest and the signature beside it; None where it has not both.
+        manifest: the one beside it, None where there is none; ``signature`` what lies beside that.
         places: its files as they were found.
         store: where bytes come to.
         fetcher: brings them.
+        sharing: other pods, which are asked before.
         folders: opens the place again.
         keep: keeps blobs from making room for others, as long as they are among the last.
     """
@@ -34,25 +42,55 @@ class RemoteAdapter:
         *,
         config: bytes,
         tensors: Sequence[TensorEntry],
-        evidence: Evidence | None,
+        manifest: bytes | None,
+        signature: bytes | None,
         places: Places,
         store: ContentStore,
         fetcher: Fetcher,
+        sharing: Sharing,
         folders: Callable[[], Folders],
         keep: Callable[[frozenset[str]], None],
     ) -> None:
         self.config = config
         self.tensors: Mapping[str, TensorEntry] = {entry.name: entry for entry in tensors}
-        self.evidence = evidence
+        self._manifest, self._signature = manifest, signature
         self._places = places
-        self._store, self._fetcher, self._folders, self._keep = store, fetcher, folders, keep
+        self._store, self._fetcher, self._sharing = store, fetcher, sharing
+        self._folders, self._keep = folders, keep
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """Its manifest and what lies beside that."""
+        if self._manifest is None or self._signature is None:
+            return None
+        return Evidence(self._manifest, self._signature)
 
     async def hash(self) -> dict[str, str]:
-        """Fetch all tensors and return name → sha256."""
-        async with self._folders() as folders:
-            hashes, _ = await self._fetcher.fetch(list(self.tensors.values()), open_folder=folders, places=self._places)
+        """Bring all tensors and return name → sha256."""
+        entries = await asyncio.to_thread(self._listed)
+        known = {entry.sha256: entry for entry in entries if entry.sha256}
+        if known:
+            await asyncio.to_thread(self._keep, frozenset(known))
+            await asyncio.to_thread(
+                self._store.damaged, known
+            )  # what was kept is believed once more only if it is right
+            missing = [known[sha256] for sha256 in sorted(self._store.missing(known))]
+            await take(self._sharing, missing, store=self._store, travelled=lambda _: None)
+        absent = self._store.missing(known)
+        rest = [entry for entry in entries if not entry.sha256 or entry.sha256 in absent]
+        hashes = {entry.name: entry.sha256 for entry in entries}
+        if rest:
+            async with self._folders() as folders:
+                fetched, _ = await self._fetcher.fetch(rest, open_folder=folders, places=self._places)
+            hashes |= fetched
         await asyncio.to_thread(self._keep, frozenset(hashes.values()))
         return hashes
+
+    def _listed(self) -> list[TensorEntry]:
+        if self._manifest is None:
+            return list(self.tensors.values())
+        listed = read_manifest(self._manifest, config=self.config, tensors=self.tensors).by_name
+        return [msgspec.structs.replace(entry, sha256=listed[name].sha256) for name, entry in self.tensors.items()]
 
     def range_of(self, entry: TensorEntry, *, sha256: str) -> TensorRange:
         """Say where the store has the bytes of a tensor."""
@@ -72,6 +110,7 @@ async def open_adapter(
     *,
     store: ContentStore,
     fetcher: Fetcher,
+    sharing: Sharing,
     keep: Callable[[frozenset[str]], None],
 ) -> RemoteAdapter:
     """Read the config and the header of an adapter.
@@ -92,23 +131,21 @@ async def open_adapter(
                 )
         config = await read_whole(folder, CONFIG_FILE, there[CONFIG_FILE], limit=MAX_CONFIG_BYTES)
         tensors, _ = await read_header(folder, WEIGHTS_FILE, there[WEIGHTS_FILE])
-        evidence = await _evidence(folder, there)
+        manifest = await _beside(folder, there, MANIFEST_FILE, limit=MAX_MANIFEST_BYTES)
+        signature = await _beside(folder, there, SIGNATURE_FILE, limit=MAX_SIGNATURE_BYTES)
     return RemoteAdapter(
         config=config,
         tensors=tensors,
-        evidence=evidence,
+        manifest=manifest,
+        signature=signature,
         places={"": {name: there[name] for name in (CONFIG_FILE, WEIGHTS_FILE)}},
         store=store,
         fetcher=fetcher,
+        sharing=sharing,
         folders=make_folders,
         keep=keep,
     )
 
 
-async def _evidence(folder: Folder, there: Mapping[str, FileStat]) -> Evidence | None:
-    if MANIFEST_FILE not in there or SIGNATURE_FILE not in there:
-        return None
-    manifest = await read_whole(folder, MANIFEST_FILE, there[MANIFEST_FILE], limit=MAX_MANIFEST_BYTES)
-    return Evidence(
-        manifest, await read_whole(folder, SIGNATURE_FILE, there[SIGNATURE_FILE], limit=MAX_SIGNATURE_BYTES)
-    )
+async def _beside(folder: Folder, there: Mapping[str, FileStat], name: str, *, limit: int) -> bytes | None:
+    return await read_whole(folder, name, there[name], limit=limit) if name in there else None

@@ -148,6 +148,7 @@ class RemoteSource:
             partial(self._folders, uri, credentials),
             store=self._store,
             fetcher=self._fetcher,
+            sharing=self._sharing,
             keep=self._keep_adapter,
         )
 
