@@ -54,6 +54,7 @@ def supply_of(settings: HostSettings, *, template: Template) -> Supply:
         records=records,
         fetcher=Fetcher(store),
         sharing=peers_of(settings),
+        mounted=files.found,
     )
     sources = Sources({"file": files, "pvc": files, **dict.fromkeys(elsewhere.schemes, remote)})
     return Supply(sources=sources, store=store, records=records)

@@ -34,6 +34,8 @@ from modelswap_engine.sources.cache import ManifestCache
 from modelswap_engine.sources.local import LocalCheckpoint
 
 MOUNTED: Final = frozenset({"file", "pvc"})
+REMEMBERED: Final = 4
+"""So many versions that were resolved last are remembered, besides those in use."""
 NO_CLAIMS: Final[Mapping[str, Path]] = MappingProxyType({})
 
 
@@ -62,15 +64,26 @@ class FileSource:
         self._cache = ManifestCache(cache) if cache is not None else None
         self._progress = progress
         self._clock_ns = clock_ns
+        self._used: frozenset[str] = frozenset()
+        self._found: dict[str, LocalCheckpoint] = {}
 
     async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> LocalCheckpoint:
         """Find, read and validate the checkpoint at a URI; see :class:`sources.port.Source`."""
         stop = threading.Event()
         try:
-            return await asyncio.to_thread(self._resolve, uri, stop)
+            found = await asyncio.to_thread(self._resolve, uri, stop)
         except asyncio.CancelledError:
             stop.set()  # the thread ends at its next chunk
             raise
+        self._found.pop(found.manifest.digest, None)
+        self._found[found.manifest.digest] = found
+        for digest in [digest for digest in self._found if digest not in self._used][:-REMEMBERED]:
+            del self._found[digest]
+        return found
+
+    def found(self) -> tuple[LocalCheckpoint, ...]:
+        """Return the versions in use, and those that were resolved last."""
+        return tuple(self._found.values())
 
     def _resolve(self, uri: str, stop: threading.Event) -> LocalCheckpoint:
         roots = tuple(root.resolve() for root in self._roots)
@@ -110,7 +123,9 @@ class FileSource:
         return await asyncio.to_thread(self._open_adapter, uri)
 
     async def retain(self, digests: Collection[str]) -> None:
-        """It keeps nothing but manifests."""
+        """Forget the other versions; of them it keeps nothing but manifests."""
+        self._used = frozenset(digests)
+        self._found = {digest: found for digest, found in self._found.items() if digest in self._used}
 
     def _open_adapter(self, uri: str) -> LocalAdapter:
         roots = tuple(root.resolve() for root in self._roots)

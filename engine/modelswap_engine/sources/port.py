@@ -5,7 +5,7 @@ validated, and promises no more than it can keep: bytes may still change under i
 hash.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -86,6 +86,10 @@ class Resolved(Protocol):
         Raises:
             SourceChanged: a file was replaced, rewritten, removed or damaged; resolving it again may help.
         """
+
+
+Mounted = Callable[[], Sequence[Resolved]]
+"""Returns versions of mounted folders that were resolved and may be in use."""
 
 
 class OpenedAdapter(Protocol):

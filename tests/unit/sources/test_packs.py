@@ -1,6 +1,8 @@
 """Tensors made from packs of what differs: less travels, and nothing depends on a pack being good."""
 
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ from modelswap_engine.checkpoint.manifest import Manifest
 from modelswap_engine.delta.build import build_pack
 from modelswap_engine.delta.layout import pack_name
 from modelswap_engine.protocol.errors import ModelswapError, SourceUnreadable
-from tests.support.checkpoints import Tensor, write_checkpoint
+from modelswap_engine.sources.file import REMEMBERED, FileSource
+from tests.support.checkpoints import SINGLE, Tensor, write_checkpoint
 from tests.support.deltas import folder_of
 from tests.support.memory_places import MemoryPlaces
 from tests.unit.sources.test_remote_source import NEXT, URI, World, publish
@@ -128,3 +131,53 @@ async def test_a_damaged_base_is_found_out(versions: Versions) -> None:
     path.write_bytes(bytes(NBYTES))
     await versions.obtain()
     assert versions.world.holds(versions.new)
+
+
+@pytest.fixture
+async def mounted(versions: Versions) -> FileSource:
+    """The old version as a folder that the pod mounts and never fetched."""
+    files = FileSource(roots=[versions.old_folder], cache=None)
+    await files.resolve(versions.old_folder.as_uri())
+    versions.world.mounted = files.found
+    versions.world.start()
+    return files
+
+
+async def test_a_pack_is_of_what_a_pod_mounts_too(versions: Versions, mounted: FileSource) -> None:
+    name = versions.offer(versions.pack.read_bytes())
+    assert await versions.obtain() == versions.places.given[name] <= versions.new.total_bytes / 30
+    assert versions.places.given.keys() == {name}
+    assert versions.world.holds(versions.new)
+
+
+async def test_a_version_that_is_mounted_and_not_in_use_is_not_read(versions: Versions, mounted: FileSource) -> None:
+    versions.offer(versions.pack.read_bytes())
+    await mounted.retain(["sha256:another"])
+    assert await versions.obtain() == versions.new.total_bytes
+
+
+@pytest.mark.parametrize("wrong", [os.mkfifo, Path.touch, lambda path: path.symlink_to("/dev/zero"), None])
+async def test_a_mounted_file_that_is_another_now_costs_bytes_only(
+    versions: Versions, mounted: FileSource, wrong: Callable[[Path], object] | None
+) -> None:
+    versions.offer(versions.pack.read_bytes())
+    file = versions.old_folder / SINGLE
+    if wrong is not None:
+        file.unlink()
+        wrong(file)
+    else:
+        file.write_bytes(file.read_bytes()[:-10] + b"0123456789")
+    await versions.obtain()
+    assert versions.world.holds(versions.new)
+    assert not list((versions.world.folder / "store" / "incoming").iterdir())
+
+
+async def test_mounted_versions_are_remembered_while_they_are_used(tmp_path: Path) -> None:
+    files = FileSource(roots=[tmp_path], cache=None)
+    digests = []
+    for number in range(REMEMBERED + 3):
+        folder = write_checkpoint(tmp_path / str(number), {"w": ("U8", (1,), bytes([number]))})
+        digests.append((await files.resolve(folder.as_uri())).manifest.digest)
+        if number == 0:
+            await files.retain(digests)
+    assert [found.manifest.digest for found in files.found()] == [digests[0], *digests[-REMEMBERED:]]

@@ -29,7 +29,7 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.sources.adapter import read_adapter
 from modelswap_engine.sources.allowed import Allowed
-from modelswap_engine.sources.port import Brought
+from modelswap_engine.sources.port import Brought, Mounted
 from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
 from modelswap_engine.sources.remote.folders import Folders
 from modelswap_engine.sources.remote.port import RETRY_AFTER
@@ -54,6 +54,7 @@ class World:
     def __init__(self, folder: Path, places: MemoryPlaces, *, limit: int = 0) -> None:
         self.folder, self.places, self.limit = folder, places, limit
         self.pauses: list[float] = []
+        self.mounted: Mounted = tuple
         self.start()
 
     def start(self) -> None:
@@ -71,6 +72,7 @@ class World:
             fetcher=Fetcher(
                 self.store, settings=FetchSettings(parallel=3, attempts=3), sleep=sleep, chance=lambda: 0.0
             ),
+            mounted=self.mounted,
         )
 
     def holds(self, manifest: Manifest) -> bool:

@@ -11,7 +11,7 @@ from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
-from modelswap_engine.sources.port import Brought, Travelled
+from modelswap_engine.sources.port import Brought, Mounted, Travelled
 from modelswap_engine.sources.remote import packs
 from modelswap_engine.sources.remote.contents import Places
 from modelswap_engine.sources.remote.fetch import Fetcher
@@ -34,6 +34,7 @@ class RemoteCheckpoint:
         fetcher: brings them from the source.
         sharing: brings them from other pods, before that.
         folders: opens the places again.
+        mounted: gives versions that lie here without having been fetched.
         turn: of whoever fetches this version, ahead or for a swap, so that nothing travels twice.
     """
 
@@ -50,13 +51,14 @@ class RemoteCheckpoint:
         fetcher: Fetcher,
         sharing: Sharing,
         folders: Callable[[], Folders],
+        mounted: Mounted,
         turn: asyncio.Lock,
     ) -> None:
         self.uri, self.credentials, self.manifest, self.header_bytes = uri, credentials, manifest, header_bytes
         self.evidence = evidence
         self._places = places
         self._store, self._fetcher, self._sharing, self._folders = store, fetcher, sharing, folders
-        self._turn = turn
+        self._mounted, self._turn = mounted, turn
 
     async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> Brought:
         """Fetch what the store does not have."""
@@ -81,7 +83,9 @@ class RemoteCheckpoint:
             return Brought(peers=peers)
         others = {holder for holder in self._store.holders() if holder.startswith("sha256:")} - {self.manifest.digest}
         async with self._folders() as folders:
-            packed = await packs.make(missing, folder=await folders(""), store=self._store, digests=others)
+            packed = await packs.make(
+                missing, folder=await folders(""), store=self._store, digests=others, mounted=self._mounted()
+            )
             _, count = await self._fetcher.fetch(
                 self._still(missing),
                 open_folder=folders,

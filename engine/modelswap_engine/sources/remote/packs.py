@@ -7,6 +7,7 @@ alone. Knows neither protocols nor what is in a pack (``modelswap_engine.delta``
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.delta.layout import NAME_PREFIX, NAME_SUFFIX, pack_name
 from modelswap_engine.delta.pack import Pack, Step, apply, open_pack
 from modelswap_engine.delta.plan import Route, plan
 from modelswap_engine.protocol.errors import Cancelled, ModelswapError, SourceUnreadable
+from modelswap_engine.sources.port import Resolved
 from modelswap_engine.sources.remote.contents import read_range
 from modelswap_engine.sources.remote.port import FileStat, Folder
 from modelswap_engine.sources.remote.reserving import expected
@@ -38,7 +41,14 @@ STEP_BYTES: Final = 64 << 10
 READ_SECONDS: Final = 120.0
 
 
-async def make(missing: Sequence[TensorEntry], *, folder: Folder, store: ContentStore, digests: Collection[str]) -> int:
+async def make(
+    missing: Sequence[TensorEntry],
+    *,
+    folder: Folder,
+    store: ContentStore,
+    digests: Collection[str],
+    mounted: Sequence[Resolved] = (),
+) -> int:
     """Make what tensors can be made from packs of a folder; return how many bytes were read for it.
 
     Args:
@@ -46,12 +56,15 @@ async def make(missing: Sequence[TensorEntry], *, folder: Folder, store: Content
         folder: of the version.
         store: what is held, and where tensors go.
         digests: of versions that the store may have.
+        mounted: versions whose bytes lie here without it.
     """
-    if not missing or not digests:
+    known = {*digests, *(version.manifest.digest for version in mounted)}
+    if not missing or not known:
         return 0
-    run = _Run(folder, store)
+    lying = {entry.sha256: version.range_of(entry.name) for version in mounted for entry in version.manifest.tensors}
+    run = _Run(folder, store, lying)
     try:
-        routes = await run.routes(missing, [pack_name(digest) for digest in digests])
+        routes = await run.routes(missing, [pack_name(digest) for digest in sorted(known)])
         await run.all({sha256: route for sha256, route in routes.items() if route.links}, missing)
     except Cancelled:
         raise
@@ -60,6 +73,11 @@ async def make(missing: Sequence[TensorEntry], *, folder: Folder, store: Content
     finally:
         run.end()
     return run.read_bytes
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file, and never wait for one that was put in its place and is none."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 @dataclass(frozen=True)
@@ -82,6 +100,7 @@ class _Ranges:
 class _Run:
     folder: Folder
     store: ContentStore
+    lying: Mapping[str, TensorRange]
     read_bytes: int = 0
     _packs: dict[str, Pack] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -102,7 +121,7 @@ class _Run:
             await self._open(name, there[name])
         packs = {name: pack.header for name, pack in self._packs.items()}
         bases = {entry.base for header in packs.values() for entry in header.tensors if entry.base}
-        held = bases - self.store.missing(bases)
+        held = (bases - self.store.missing(bases)) | (bases & self.lying.keys())
         return plan(missing, held=held, packs=packs, step_cost=STEP_BYTES)
 
     async def _open(self, name: str, stat: FileStat) -> None:
@@ -132,13 +151,18 @@ class _Run:
         steps = [Step(self._packs[link.pack], link.entry) for link in route.links]
         base = steps[0].entry.base
         try:
-            await self._in_thread(self._apply, steps, self.store.path(base) if base else None, incoming)
+            await self._in_thread(self._apply, steps, self._where(base) if base else None, incoming)
         except Cancelled:
             raise
         except (ModelswapError, OSError) as error:
             log.warning("%s: tensor %s is fetched whole: %s", self.folder.uri, steps[-1].entry.name, error)
 
-    def _apply(self, steps: Sequence[Step], base: Path | None, incoming: Incoming) -> None:
+    def _where(self, base: str) -> tuple[Path, int]:
+        """Return the file that has the bytes, and where in it they begin."""
+        lies = self.lying.get(base) if self.store.missing([base]) else None
+        return (Path(lies.path), lies.offset) if lies is not None else (self.store.path(base), 0)
+
+    def _apply(self, steps: Sequence[Step], base: tuple[Path, int] | None, incoming: Incoming) -> None:
         at = 0
 
         def write(piece: memoryview) -> None:
@@ -152,12 +176,13 @@ class _Run:
         if base is None:
             apply(steps, base=None, write=write)
         else:
-            with base.open("rb", buffering=0) as stream:
+            path, offset = base
+            with open(path, "rb", buffering=0, opener=_at_once) as stream:
 
                 def read(begin: int, view: memoryview) -> None:
-                    stream.seek(begin)
+                    stream.seek(offset + begin)
                     if stream.readinto(view) != len(view):
-                        raise SourceUnreadable(f"{base}: it ended early", advice="the tensor is fetched whole")
+                        raise SourceUnreadable(f"{path}: it ended early", advice="the tensor is fetched whole")
 
                 apply(steps, base=read, write=write)
         self.store.accept(incoming)

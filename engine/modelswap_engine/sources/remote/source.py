@@ -17,6 +17,7 @@ from modelswap_engine.checkpoint import manifest as manifests
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.protocol.errors import ManifestMismatch, ModelswapError
 from modelswap_engine.sources.allowed import Allowed
+from modelswap_engine.sources.port import Mounted
 from modelswap_engine.sources.remote.adapter import RemoteAdapter, open_adapter
 from modelswap_engine.sources.remote.checkpoint import RemoteCheckpoint, hashes_of
 from modelswap_engine.sources.remote.contents import RemoteContents, read_remote
@@ -42,6 +43,7 @@ class RemoteSource:
         records: what was found before.
         fetcher: brings bytes.
         sharing: other pods, which are asked before the source is.
+        mounted: gives versions of mounted folders, which packs may be of.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class RemoteSource:
         records: Records,
         fetcher: Fetcher,
         sharing: Sharing = NOBODY,
+        mounted: Mounted = tuple,
     ) -> None:
         self._opener = opener
         self._allowed = allowed
@@ -60,6 +63,7 @@ class RemoteSource:
         self._records = records
         self._fetcher = fetcher
         self._sharing = sharing
+        self._mounted = mounted
         self._adapters: deque[str] = deque()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -104,6 +108,7 @@ class RemoteSource:
             fetcher=self._fetcher,
             sharing=self._sharing,
             folders=partial(self._folders, uri, credentials),
+            mounted=self._mounted,
             turn=self._turn(manifest.digest),
         )
 
