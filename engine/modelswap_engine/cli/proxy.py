@@ -99,19 +99,7 @@ async def _serve(settings: ProxySettings) -> None:
         aiohttp.ClientSession() as session,
         Upstream(UpstreamSettings(url=url, silent_seconds=settings.silent_seconds)) as upstream,
     ):
-        adapter_dir = settings.adapter_dir or settings.checkpoint_dir or settings.state_dir
-        place = Place(
-            url=url,
-            session=session,
-            seconds=settings.engine_seconds,
-            folder=(settings.checkpoint_dir or settings.state_dir).resolve() / "plain",
-            adapter_dir=adapter_dir.resolve(),
-            adapter_bytes=settings.checkpoint_bytes if adapter_dir == settings.checkpoint_dir else 0,
-            runtime_dir=settings.runtime_dir,
-            starting=starting,
-            unverifiable=settings.allow_unverifiable,
-        )
-        sidecar = _sidecar(settings, place, template=template)
+        sidecar = _sidecar(settings, _place(settings, url, session, starting=starting), template=template)
         control = control_app(
             coordinator=sidecar.coordinator,
             authenticator=authenticator,
@@ -147,6 +135,21 @@ async def _serve(settings: ProxySettings) -> None:
                 template=template,
                 stopping=stopping,
             )
+
+
+def _place(settings: ProxySettings, url: str, session: aiohttp.ClientSession, *, starting: StartPoint | None) -> Place:
+    adapter_dir = settings.adapter_dir or settings.checkpoint_dir or settings.state_dir
+    return Place(
+        url=url,
+        session=session,
+        seconds=settings.engine_seconds,
+        folder=(settings.checkpoint_dir or settings.state_dir).resolve() / "plain",
+        adapter_dir=adapter_dir.resolve(),
+        adapter_bytes=settings.checkpoint_bytes if adapter_dir == settings.checkpoint_dir else 0,
+        runtime_dir=settings.runtime_dir,
+        starting=starting,
+        unverifiable=settings.allow_unverifiable,
+    )
 
 
 def _sidecar(settings: ProxySettings, place: Place, *, template: Template) -> _Sidecar:

@@ -4,7 +4,7 @@ The interpreter lock is free while bytes are hashed, so the speed is that of SHA
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -58,22 +58,15 @@ def hash_groups(
     """
     hashes: dict[str, str] = {}
     total = 0
-
     crew = Crew(pace)
 
     def one(group: Group) -> tuple[dict[str, str], int]:
         found: dict[str, str] = {}
         size = 0
-        for part in group.parts:
-            with place.beside():
-                exported = loader.export(part, {name: live[name] for name in part.targets})
-            for name, tensor in exported.items():
-                with place.beside():
-                    original = restore_dtype(tensor, shapes[name].dtype)
-                if original is not None:
-                    crew.spend(original.nbytes)
-                    found[name] = sha256_of(original, place)
-                    size += original.nbytes
+        for name, tensor in _originals(group, loader, live, shapes, place):
+            crew.spend(tensor.nbytes)
+            found[name] = sha256_of(tensor, place)
+            size += tensor.nbytes
         return found, size
 
     def weight(group: Group) -> int:
@@ -89,6 +82,20 @@ def hash_groups(
             crew.cancel()
             raise
     return hashes, total
+
+
+def _originals(
+    group: Group, loader: Loader, live: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Tensor], place: Place
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the checkpoint tensors of a group that can be had back to the bit, one at a time."""
+    for part in group.parts:
+        with place.beside():
+            exported = loader.export(part, {name: live[name] for name in part.targets})
+        for name, tensor in exported.items():
+            with place.beside():
+                original = restore_dtype(tensor, shapes[name].dtype)
+            if original is not None:
+                yield name, original
 
 
 def hash_tensors(

@@ -75,26 +75,34 @@ class LoadedModel:
             # The library works in the device's own order, what comes now beside it; and it asks for more than it keeps.
             place.quiesce()
             place.trim()
-            self.updater = updater = WeightUpdater(
-                model,
-                loading.TransformersLoader(model),
-                digest=order.digest,
-                checkpoint=order.tensors,
-                slices=slices,
-                midway=lambda: faults.hit("midway"),
-                threads=settings.stage_threads,
-                method=lambda: self._method(model, settings.commit_method),
-                place=place,
-            )
-            updater.prove()
+            self.updater = self._updater(model, order, slices=slices)
+            self.updater.prove()
         self._tokens = settings.trial_tokens
         self._model = model
         faults.flip = self._flip
         with self._together("running it once"):
             check_output(model, vocabulary=loading.vocabulary_of(model), tokens=self._tokens)
         self.generator = self._start()
+        self.facts = self._facts()
+
+    def _updater(self, model: PreTrainedModel, order: Load, *, slices: Mapping[str, str]) -> WeightUpdater:
+        settings, faults = self._settings, self._faults
+        return WeightUpdater(
+            model,
+            loading.TransformersLoader(model),
+            digest=order.digest,
+            checkpoint=order.tensors,
+            slices=slices,
+            midway=lambda: faults.hit("midway"),
+            threads=settings.stage_threads,
+            method=lambda: self._method(model, settings.commit_method),
+            place=self._place,
+        )
+
+    def _facts(self) -> wire.ModelFacts:
+        model, settings, updater = self._model, self._settings, self.updater
         context = loading.context_of(model.config)
-        self.facts = wire.ModelFacts(
+        return wire.ModelFacts(
             architecture=loading.architecture_of(model),
             groups=tuple(group.sources for group in updater.groups),
             tied=tuple(group.tied for group in updater.groups if group.tied),
