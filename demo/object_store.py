@@ -21,7 +21,7 @@ from obstore.store import S3Store
 from demo.console import command, step
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import Cluster
-from tests.support.stack import port_forward
+from tests.support.reaching import port_forward
 
 IMAGE: Final = "object-store"
 BUCKET: Final = "models"

@@ -21,7 +21,9 @@ from modelswap_engine.protocol.engine_state import EngineState
 from tests.support import engine_values
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
-from tests.support.stack import OPERATOR_NAMESPACE, Control, Pod, kubectl_program, port_forward
+from tests.support.operator_release import OPERATOR_NAMESPACE
+from tests.support.reaching import Control, kubectl_program, port_forward
+from tests.support.stack import Pod
 
 EMBEDDED: Final = "embedded"
 NAME: Final = "smollm2"

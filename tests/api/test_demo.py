@@ -16,7 +16,7 @@ from tests.support.cluster.provider import Clients, Programs
 from tests.support.fake_pods import Slot, digest, ref
 from tests.support.fake_sidecar import Content
 from tests.support.operated import OperatorProcess
-from tests.support.stack import kubectl_program
+from tests.support.reaching import kubectl_program
 
 pytestmark = pytest.mark.api
 

@@ -13,7 +13,8 @@ import pytest
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
 from tests.support.cluster.select import TEST_CLUSTER, TEST_PORT, cluster_provider
-from tests.support.stack import Slot, build_images, install_operator, models_folder
+from tests.support.operator_release import install_operator
+from tests.support.stack import Slot, build_images, models_folder
 
 # Staging takes this long, so that there is a middle of a swap to kill something in.
 _STAGE_SECONDS = 2

@@ -15,7 +15,8 @@ from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, decode
 from tests.support.models import LOWER, UPPER
 from tests.support.plugin import plugin
-from tests.support.stack import WAIT, Pod, Slot
+from tests.support.reaching import WAIT
+from tests.support.stack import Pod, Slot
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

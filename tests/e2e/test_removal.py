@@ -10,7 +10,9 @@ import pytest
 from demo.asking import Question, ask_once
 from tests.support.cluster.provider import Cluster
 from tests.support.gitops_steps import digest_of, identity, proved
-from tests.support.stack import OPERATOR_NAMESPACE, WAIT, Slot, install_operator, port_forward
+from tests.support.operator_release import OPERATOR_NAMESPACE, install_operator
+from tests.support.reaching import WAIT, port_forward
+from tests.support.stack import Slot
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full, pytest.mark.timeout(600)]
 

@@ -18,7 +18,8 @@ from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, decode
 from tests.support.cluster.provider import Cluster
 from tests.support.models import LOWER, UPPER
-from tests.support.stack import Slot, install_operator, kill_operator, operator_down
+from tests.support.operator_release import install_operator, kill_operator, operator_down
+from tests.support.stack import Slot
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

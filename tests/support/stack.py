@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import subprocess
 import urllib.error
 import urllib.request
@@ -17,7 +16,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import stamina
@@ -25,12 +24,11 @@ import stamina
 from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import CheckResult
-from tests.support.cache import REPOSITORY, cache_root, kube_binaries, run_script
+from tests.support.cache import REPOSITORY, cache_root, run_script
 from tests.support.cluster.provider import Cluster
+from tests.support.operator_release import OPERATOR_NAMESPACE
+from tests.support.reaching import WAIT, Control, kill_on_node, kubectl_program, port_forward
 
-T = TypeVar("T")
-OPERATOR_NAMESPACE = "modelswap-system"
-WAIT = "--timeout=180s"
 IN_THE_MIDDLE = ("Staging", "Planned", "Fetching", "Staged", "Prepared")
 
 
@@ -343,127 +341,3 @@ UNREACHABLE = (urllib.error.URLError, ConnectionError)
 
 def _not_serving(error: Exception) -> bool:
     return isinstance(error, urllib.error.HTTPError) and error.code == 503
-
-
-def _busy(error: Exception) -> bool:
-    """Say whether a check was refused because an operation is in progress: a check has no other conflict."""
-    return isinstance(error, urllib.error.HTTPError) and error.code == 409
-
-
-class Control:
-    """A control port, spoken to as the operator would."""
-
-    def __init__(self, url: str, token: str) -> None:
-        self._url = url
-        self._token = token
-
-    def state(self) -> EngineState:
-        """``GET /state``."""
-        return self._call("GET", "state", None, EngineState)
-
-    def check(self) -> CheckResult:
-        """``POST /check`` of every tensor; it gives way to an operation, and is asked for again then."""
-        for attempt in stamina.retry_context(on=_busy, attempts=None, timeout=60):
-            with attempt:
-                return self._call("POST", "check", b"{}", CheckResult)
-        raise AssertionError  # the last attempt raises
-
-    def _call(self, method: str, route: str, body: bytes | None, kind: type[T]) -> T:
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._url}/modelswap/v1/{route}", data=body, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return msgspec.json.decode(answer.read(), type=kind)
-
-
-@contextlib.contextmanager
-def port_forward(cluster: Cluster, *, namespace: str, pod: str, port: int) -> Iterator[str]:
-    """Forward a port of a pod to loopback; yields its URL."""
-    process = subprocess.Popen(
-        [kubectl_program(), "-n", namespace, "port-forward", f"pod/{pod}", f":{port}", "--address=127.0.0.1"],
-        env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"127\.0\.0\.1:(\d+)", line)
-        assert found, f"port-forward to {pod} said: {line}"
-        yield f"http://127.0.0.1:{found.group(1)}"
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-_KILL = """
-import os, pathlib, signal, sys
-for process in pathlib.Path('/proc').iterdir():
-    if process.name.isdigit() and int(process.name) != os.getpid():
-        try:
-            environ, command = (process / 'environ').read_bytes(), (process / 'cmdline').read_bytes()
-        except OSError:
-            continue
-        if sys.argv[1].encode() in environ.split(bytes(1)) and b'embedded.worker' not in command:
-            os.kill(int(process.name), signal.SIGKILL)
-            print('killed', process.name, command)
-"""
-
-
-def kill_on_node(cluster: Cluster, *, node: str, needle: str) -> None:
-    """SIGKILL the front process whose environment holds an entry, from a privileged pod on its node."""
-    container = {
-        "name": "killer",
-        "image": "modelswap/operator:dev",
-        "imagePullPolicy": "Never",
-        "command": ["python3", "-c", _KILL, needle],
-        "securityContext": {"privileged": True, "runAsUser": 0},
-    }
-    manifest = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "killer", "namespace": "default"},
-        "spec": {"hostPID": True, "nodeName": node, "restartPolicy": "Never", "containers": [container]},
-    }
-    cluster.kubectl("-n", "default", "delete", "pod", "killer", "--ignore-not-found", WAIT)
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
-    cluster.kubectl("-n", "default", "wait", "pod/killer", "--for=jsonpath={.status.phase}=Succeeded", WAIT)
-    assert "killed" in cluster.kubectl("-n", "default", "logs", "killer"), f"no process has {needle}"
-    cluster.kubectl("-n", "default", "delete", "pod", "killer", WAIT)
-
-
-def kubectl_program() -> str:
-    """Return the path of kubectl, for what must run beside the test."""
-    return str(kube_binaries("kubectl") / "kubectl")
-
-
-def install_operator(cluster: Cluster) -> None:
-    """Install the operator's chart from this checkout and wait until it is ready."""
-    chart = str(REPOSITORY / "charts/modelswap")
-    # The tag is the same for every build: the annotation makes pods of an older build go.
-    cluster.helm(
-        "upgrade", "--install", "modelswap", chart, "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
-        "--set=image.repository=modelswap/operator", "--set=image.tag=dev", "--set=image.pullPolicy=Never",
-        f"--set-string=podAnnotations.builtFor={uuid.uuid4()}", "--wait", "--timeout=3m",
-    )  # fmt: skip
-
-
-def kill_operator(cluster: Cluster) -> None:
-    """Kill the operator's process without asking; the kubelet starts it again in the same pod."""
-    items = json.loads(cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "json"))["items"]
-    for pod in (item for item in items if "deletionTimestamp" not in item["metadata"]):
-        kill_on_node(cluster, node=pod["spec"]["nodeName"], needle=f"POD_NAME={pod['metadata']['name']}")
-
-
-@contextlib.contextmanager
-def operator_down(cluster: Cluster) -> Iterator[None]:
-    """No operator runs while the context lasts."""
-    path = "jsonpath={.items[0].metadata.name}"
-    name = cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "deployments", "-o", path)
-    cluster.kubectl("-n", OPERATOR_NAMESPACE, "scale", f"deployment/{name}", "--replicas=0")
-    cluster.kubectl("-n", OPERATOR_NAMESPACE, "wait", "pods", "--all", "--for=delete", WAIT)
-    try:
-        yield
-    finally:
-        cluster.kubectl("-n", OPERATOR_NAMESPACE, "scale", f"deployment/{name}", "--replicas=1")
-        cluster.kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", f"deployment/{name}", WAIT)
