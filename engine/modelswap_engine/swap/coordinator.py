@@ -42,21 +42,21 @@ from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.clock import Clock, Offload, OneThread
 from modelswap_engine.swap.companion import Alone, Companion
 from modelswap_engine.swap.core import Core, Resolver
-from modelswap_engine.swap.exchange import Exchange
-from modelswap_engine.swap.export import Export
 from modelswap_engine.swap.gate import Gate
 from modelswap_engine.swap.journal import Journal
-from modelswap_engine.swap.kv import KvCache
 from modelswap_engine.swap.leases import Leases
 from modelswap_engine.swap.listener import Encode, VersionListener
 from modelswap_engine.swap.operations import Operation
-from modelswap_engine.swap.parts import Parts
-from modelswap_engine.swap.peers import Peers
 from modelswap_engine.swap.planner import assess
 from modelswap_engine.swap.prefetch import Prefetch
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.supervisor import Supervisor
-from modelswap_engine.swap.updates import Updates
+from modelswap_engine.swap.trainer.exchange import Exchange
+from modelswap_engine.swap.trainer.export import Export
+from modelswap_engine.swap.trainer.kv import KvCache
+from modelswap_engine.swap.trainer.parts import Parts
+from modelswap_engine.swap.trainer.peers import Peers
+from modelswap_engine.swap.trainer.updates import Updates
 from modelswap_engine.swap.view import engine_state
 
 

@@ -33,12 +33,12 @@ from modelswap_engine.swap.journal import Journal
 from modelswap_engine.swap.listener import Encode, VersionListener
 from modelswap_engine.swap.lock import UpdateLock
 from modelswap_engine.swap.memory import MemoryWatch
-from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.operations import Operation, Operations
-from modelswap_engine.swap.received import Received
 from modelswap_engine.swap.records import Assigned, Outcome, Record, Registered, Served
 from modelswap_engine.swap.settings import SwapSettings
 from modelswap_engine.swap.tasks import Tasks
+from modelswap_engine.swap.trainer.open_update import OpenUpdate
+from modelswap_engine.swap.trainer.received import Received
 from modelswap_engine.swap.versions import Version, VersionStore
 
 log: Final = logging.getLogger("modelswap.swap")

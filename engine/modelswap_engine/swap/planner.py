@@ -12,7 +12,7 @@ from modelswap_engine.protocol.messages import PlanRequest, VersionRef
 from modelswap_engine.swap import sourcing
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.plan import Decision, Situation, decide
-from modelswap_engine.swap.received import Received
+from modelswap_engine.swap.trainer.received import Received
 from modelswap_engine.swap.versions import Version
 
 

@@ -16,7 +16,7 @@ from modelswap_engine.checkpoint.sidefiles import SideChange, compare_side_files
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.clock import Offload
-from modelswap_engine.swap.received import Received
+from modelswap_engine.swap.trainer.received import Received
 
 
 @dataclass(frozen=True, kw_only=True)

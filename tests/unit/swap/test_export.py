@@ -25,7 +25,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.transfers import JoinGroupRequest, ReadRequest, SaveRequest, SendRequest
 from modelswap_engine.protocol.updates import Announced, BeginUpdate, BroadcastPart, CommitUpdate
-from modelswap_engine.swap.peers import Peers
+from modelswap_engine.swap.trainer.peers import Peers
 from tests.support.fake_backend import Fault
 from tests.support.fake_source import FakeCheckpoint
 from tests.support.swapping import World, checkpoint

@@ -9,8 +9,8 @@ from modelswap_engine.protocol.errors import InsufficientMemory, Internal, Unsup
 from modelswap_engine.swap.clock import within
 from modelswap_engine.swap.core import Core
 from modelswap_engine.swap.engine import raise_first
-from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.settings import MIB
+from modelswap_engine.swap.trainer.open_update import OpenUpdate
 
 _SLACK_SECONDS: Final = 30.0
 

@@ -41,9 +41,9 @@ from modelswap_engine.protocol.transfers import (
 from modelswap_engine.sources.file import path_of
 from modelswap_engine.swap import sourcing
 from modelswap_engine.swap.core import Core
-from modelswap_engine.swap.exchange import Exchange
-from modelswap_engine.swap.peers import Peers
 from modelswap_engine.swap.records import Served
+from modelswap_engine.swap.trainer.exchange import Exchange
+from modelswap_engine.swap.trainer.peers import Peers
 from modelswap_engine.swap.versions import Version
 
 

@@ -4,7 +4,7 @@ from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.transfer import FlushCache
 from modelswap_engine.protocol.errors import Busy
 from modelswap_engine.swap.core import Core
-from modelswap_engine.swap.exchange import Exchange
+from modelswap_engine.swap.trainer.exchange import Exchange
 
 
 class KvCache:

@@ -16,7 +16,7 @@ from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.updates import RECEIVED, BeginUpdate
 from modelswap_engine.sources.port import Resolved
 from modelswap_engine.swap.clock import Offload
-from modelswap_engine.swap.received import Received, overlaid
+from modelswap_engine.swap.trainer.received import Received, overlaid
 from modelswap_engine.swap.versions import Version
 
 _SHORT_DIGEST = slice(7, 15)

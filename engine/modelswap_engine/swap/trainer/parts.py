@@ -21,10 +21,10 @@ from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.updates import BroadcastPart, DiskPart, SharedPart, SharedTensor
 from modelswap_engine.swap import sourcing
 from modelswap_engine.swap.core import Core
-from modelswap_engine.swap.exchange import Exchange
-from modelswap_engine.swap.export import sent_names
-from modelswap_engine.swap.open_update import OpenUpdate, check_fit
-from modelswap_engine.swap.updates import Updates
+from modelswap_engine.swap.trainer.exchange import Exchange
+from modelswap_engine.swap.trainer.export import sent_names
+from modelswap_engine.swap.trainer.open_update import OpenUpdate, check_fit
+from modelswap_engine.swap.trainer.updates import Updates
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lies on Linux
 

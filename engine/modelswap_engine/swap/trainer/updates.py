@@ -28,8 +28,8 @@ from modelswap_engine.protocol.messages import SwapRequest, SwapStatus, VersionR
 from modelswap_engine.protocol.updates import AbortUpdate, BeginUpdate, CommitUpdate
 from modelswap_engine.swap import entry, recovery
 from modelswap_engine.swap.core import Core, log
-from modelswap_engine.swap.open_update import OpenUpdate
 from modelswap_engine.swap.operations import Operation
+from modelswap_engine.swap.trainer.open_update import OpenUpdate
 
 _PATIENCE_SECONDS: Final = 0.1
 _LARGEST_FACTOR: Final = 4
