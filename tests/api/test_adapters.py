@@ -7,7 +7,9 @@ import re
 import pytest
 
 from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.policy import Verification
 from tests.support.fake_pods import Slot, digest, eventually, ref
+from tests.support.fake_sidecar import Content
 from tests.support.operated import OperatorProcess
 from tests.support.rest import Rest
 
@@ -66,6 +68,23 @@ async def test_an_adapter_is_loaded_changed_and_taken_away(slot: Slot, rest: Res
     assert found is not None
     assert (found.adapters, found.adapters_revision) == ([], 3)
     assert slot.condition("Ready") == READY
+
+
+async def test_credentials_and_the_slot_s_policy_reach_the_pods(slot: Slot) -> None:
+    where = "s3://models/adapters/support"
+    slot.adapter_contents[where] = digest("1")
+    (await slot.add_pod(V10)).sidecar.protocol = 3
+    slot.contents[V10.uri] = Content(V10.digest, signed_by="key release.pub")
+    slot.create(V10, verification={"required": True, "keys": ["release.pub"]})
+    await slot.ready_at(V10)
+    slot.create_adapter("support", {"uri": where, "credentialsRef": {"name": "adapters"}})
+    await says(slot, "support", READY)
+    found = slot.assignment()
+    assert found is not None
+    loaded = found.adapters[0].source_for(V10.digest)
+    assert loaded is not None
+    assert (loaded.credentials, loaded.digest) == ("adapters", digest("1"))
+    assert loaded.verification == Verification(required=True, keys=("release.pub",))
 
 
 async def test_base_and_adapter_change_together_and_what_is_missing_blocks(slot: Slot) -> None:

@@ -137,7 +137,7 @@ class Slot:
 
     # Its adapters
 
-    def create_adapter(self, name: str, *sources: dict[str, str], **spec: Any) -> None:
+    def create_adapter(self, name: str, *sources: dict[str, Any], **spec: Any) -> None:
         wanted = {"adapterName": name, "modelRef": {"name": self.name}, "sources": list(sources)}
         self._rest.call("POST", self._adapters(), lora_adapter(f"{self.name}-{name}", **(wanted | spec))).accepted()
 

@@ -431,8 +431,8 @@ async def test_an_adapter_is_fetched_and_hashed(world: World, places: MemoryPlac
     folder = write_checkpoint(tmp_path / "a", side_files={"adapter_config.json": b"{}"})
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     places.upload(URI, folder)
-    opened = await world.source.open_adapter(URI)
-    assert opened.config == b"{}"
+    opened = await world.source.open_adapter(URI, credentials="adapters")
+    assert (opened.config, places.credentials) == (b"{}", "adapters")
     hashes = await opened.hash()
     assert hashes == {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in TENSORS.items()}
     found = opened.range_of(opened.tensors["a.weight"], sha256=hashes["a.weight"])
