@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from modelswap_engine.backends.embedded.gathering import Gathered, give, refuse
+from modelswap_engine.backends.embedded.transfer.gathering import Gathered, give, refuse
 from modelswap_engine.protocol.errors import Cancelled, IncompatibleModel, ManifestMismatch, ModelswapError, PeerFailed
 from modelswap_engine.weights.export.view import Extract
 from modelswap_engine.weights.hashing import sha256_of

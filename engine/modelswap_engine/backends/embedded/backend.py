@@ -18,7 +18,7 @@ from modelswap_engine.backends.embedded.process import CallOff
 from modelswap_engine.backends.embedded.replicas import Replicas
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.streams import TokenStream
-from modelswap_engine.backends.embedded.transfer_orders import TransferOrders
+from modelswap_engine.backends.embedded.transfer.orders import TransferOrders
 from modelswap_engine.backends.merging import merged, summed
 from modelswap_engine.backends.port import (
     Generate,

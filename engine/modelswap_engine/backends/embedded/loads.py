@@ -15,8 +15,8 @@ from modelswap_engine.backends.embedded.lora.replicas import ReplicatedAdapters
 from modelswap_engine.backends.embedded.process import CallOff
 from modelswap_engine.backends.embedded.replicas import Replicas
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
-from modelswap_engine.backends.embedded.shared_memory import shared_memory
-from modelswap_engine.backends.embedded.transfer_orders import TransferOrders
+from modelswap_engine.backends.embedded.transfer.orders import TransferOrders
+from modelswap_engine.backends.embedded.transfer.shared_memory import shared_memory
 from modelswap_engine.backends.port import Load, Reply, TensorRange
 from modelswap_engine.backends.transfer import FillMemory
 from modelswap_engine.protocol.errors import PeerFailed, SourceNotFound, SourceUnreadable, from_body

@@ -25,9 +25,9 @@ from modelswap_engine.backends.embedded.device import place_of
 from modelswap_engine.backends.embedded.lora.calls import AdapterCalls
 from modelswap_engine.backends.embedded.rank import Rank
 from modelswap_engine.backends.embedded.rank_swaps import RankSwaps
-from modelswap_engine.backends.embedded.rank_transfers import RankTransfers
 from modelswap_engine.backends.embedded.team import Team, TeamBrokenError, join
-from modelswap_engine.backends.embedded.transfers import Transfers
+from modelswap_engine.backends.embedded.transfer.calls import Transfers
+from modelswap_engine.backends.embedded.transfer.rank_transfers import RankTransfers
 from modelswap_engine.backends.port import Reply
 from modelswap_engine.protocol.errors import ErrorBody, Internal, ModelswapError
 from modelswap_engine.weights.pace import Pace

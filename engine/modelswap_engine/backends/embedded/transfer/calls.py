@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from modelswap_engine.backends.embedded import wire
 from modelswap_engine.backends.embedded.rank import Rank
-from modelswap_engine.backends.embedded.rank_transfers import RankTransfers
+from modelswap_engine.backends.embedded.transfer.rank_transfers import RankTransfers
 from modelswap_engine.backends.transfer import TransferReply
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.weights.pace import Pace

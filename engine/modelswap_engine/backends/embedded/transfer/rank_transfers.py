@@ -7,8 +7,8 @@ to the process: they outlive the model, which may be loaded anew between two upd
 import contextlib
 from collections.abc import Callable, Iterator
 
-from modelswap_engine.backends.embedded.gathering import Gathered, give, refuse
 from modelswap_engine.backends.embedded.rank import Rank
+from modelswap_engine.backends.embedded.transfer.gathering import Gathered, give, refuse
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.transfer import (
     FillMemory,
