@@ -21,12 +21,15 @@ from modelswap_engine.protocol.assignment import (
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import (
     ModelswapError,
+    NotFound,
     Refused,
+    SourceUnreadable,
     StaleRevision,
     StateMoved,
     Unauthenticated,
     WrongPod,
 )
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 from modelswap_engine.protocol.messages import Fence, PlanRequest, SwapRequest, VersionRef
 from modelswap_operator.effects.engine_client import Address, EngineClient
 from modelswap_operator.planning.assess import followed, proved
@@ -223,3 +226,16 @@ async def test_adapters_are_looked_up_assigned_and_exchanged_with_the_base(pair:
     assert proved(state, target.digest)
     view = await pair.assign(revision=9)
     assert view.adapters == []
+
+
+async def test_the_source_of_what_is_live_is_looked_at_and_no_other(pair: Pair) -> None:
+    ports, live = pair.ports, pair.ports.template
+    assert await pair.client.look(pair.pod, LookRequest(target=live)) == SourceLook()
+    ports.sources.moved[live.uri] = "sha256:" + "9" * 64
+    assert (await pair.client.look(pair.pod, LookRequest(target=live))).found == "sha256:" + "9" * 64
+    other = ports.publish("1.1", norm=b"N" * 2)
+    with pytest.raises(NotFound, match="not where the live version came from"):
+        await pair.client.look(pair.pod, LookRequest(target=other))
+    ports.sources.errors[live.uri] = SourceUnreadable("503")
+    with pytest.raises(SourceUnreadable):
+        await pair.client.look(pair.pod, LookRequest(target=live))

@@ -7,15 +7,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_operator.api.modelversion import OnFailure
 from modelswap_operator.planning.actions import CancelSwaps, RecordFailure, StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.changes import ChangePolicy
 from modelswap_operator.planning.rollout import allowed
+from modelswap_operator.planning.watching import EVERY
+from tests.support import sim_pod
 from tests.support.sim_pod import BAD, CATALOG, GOOD
 from tests.support.slot_fate import PICK, SlotFate
 from tests.support.slot_world import World
 
+AWAY = ErrorBody(code="SourceUnreadable", message="503", retryable=True)
 MUTATIONS = (WriteAssignment, StartSwaps, CancelSwaps)
 
 
@@ -28,7 +32,7 @@ class Rollouts(SlotFate):
         on_failure=st.sampled_from(list(OnFailure)),
         pinned=st.booleans(),
         serving=st.sampled_from(["1.0", "1.1"]),
-        protocol=st.sampled_from([1, 2, 2]),
+        protocol=st.sampled_from([1, 2, 3]),
     )
     def begin(
         self, pods: int, budget: int | str, on_failure: OnFailure, pinned: bool, serving: str, protocol: int
@@ -131,6 +135,14 @@ class Rollouts(SlotFate):
     def bump(self, version: str) -> None:
         self.world.bump(version)
 
+    @rule(version=st.sampled_from(sorted(GOOD)), moved=st.sampled_from(["", sim_pod.digest("9"), AWAY]))
+    def overwrite_a_source(self, version: str, moved: str | ErrorBody) -> None:
+        self.world.moved[GOOD[version].uri] = moved
+
+    @rule(times=st.integers(1, 99))
+    def ask_again(self, times: int) -> None:
+        self.world.requested_at = str(times)
+
     # Fate
 
     @precondition(lambda self: any(p.busy and p.ready and p.reachable for p in self.world.pods))
@@ -191,6 +203,17 @@ class Rollouts(SlotFate):
         assert world.condition("Stalled") is None
         assert world.condition("Reconciling") is None
 
+    @invariant()
+    def a_source_is_only_looked_at(self) -> None:
+        """What a pod saw there changes nothing but what is said, and that is about the version that is wanted."""
+        said = self.world.condition("SourceDrifted")
+        target = self.world.status.target
+        if said is not None and target is not None:
+            assert said == ("True", "SourceDrifted")
+            assert target.resolved_uri in next(
+                c.message for c in self.world.status.conditions if c.type == "SourceDrifted"
+            )
+
     def teardown(self) -> None:
         """Fate relents: then the slot ends at its version, or, if that is refused, all at one good version."""
         if not hasattr(self, "world"):
@@ -204,6 +227,7 @@ class Rollouts(SlotFate):
             pod.goes_silent = False
         world.policy = ChangePolicy()
         world.edit(suspend=False)
+        world.requested_at = "at the end"
         world.settle(limit=3000)
         assert world.status.observed_generation == world.generation
         served = set(world.serving())
@@ -216,10 +240,26 @@ class Rollouts(SlotFate):
             if world.spec.rollout.on_failure is OnFailure.ROLLBACK and world.assignment is not None:
                 assert len(served) == 1
         assert not any(p.held for p in world.pods), "a settled slot holds memory"
+        self._end_of_looks()
         writes = world.status_writes
         world.run_pass()
         world.run_pass()
         assert world.status_writes == writes, "a settled slot is written again"
+
+    def _end_of_looks(self) -> None:
+        """At rest what is said is what the last answer was; a source that never answered says nothing."""
+        world = self.world
+        uri = world.spec.source.uri
+        if world.protocol < 3 or world.spec.version not in GOOD or not world.pods:
+            return
+        world.moved[uri] = sim_pod.digest("9")
+        world.now += 2 * EVERY
+        world.settle()
+        assert world.condition("SourceDrifted") == ("True", "SourceDrifted")
+        world.moved[uri] = ""
+        world.now += 2 * EVERY
+        world.settle()
+        assert world.condition("SourceDrifted") is None
 
 
 assert not set(GOOD) & set(BAD)

@@ -34,6 +34,7 @@ from modelswap_engine.protocol.errors import (
     from_body,
 )
 from modelswap_engine.protocol.holding import HoldState
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 from modelswap_engine.protocol.messages import (
     HoldRequest,
     Plan,
@@ -110,6 +111,7 @@ class FakeSidecar:
             [
                 web.get(f"{CONTROL_PREFIX}/state", self._state),
                 web.post(f"{CONTROL_PREFIX}/plan", self._plan),
+                web.post(f"{CONTROL_PREFIX}/look", self._look),
                 web.post(f"{CONTROL_PREFIX}/swaps", self._swap),
                 web.put(f"{CONTROL_PREFIX}/adapters", self._assign),
                 web.post(f"{CONTROL_PREFIX}/adapters/resolve", self._resolve),
@@ -205,6 +207,11 @@ class FakeSidecar:
     async def _resolve(self, request: web.Request) -> web.Response:
         assert self.adapters is not None
         return _json(self.adapters.resolve(decode(await request.read(), ResolveAdaptersRequest).sources))
+
+    async def _look(self, request: web.Request) -> web.Response:
+        target = decode(await request.read(), LookRequest).target
+        found = self._content(target).digest
+        return _json(SourceLook(found=found if found != target.digest else ""))
 
     async def _plan(self, request: web.Request) -> web.Response:
         order = decode(await request.read(), PlanRequest)

@@ -87,6 +87,13 @@ class FakeResolved:
         if self.uri in self._place.touched:
             raise SourceChanged(f"{self.uri} was overwritten while it was read")
 
+    async def moved(self) -> str:
+        if self.uri in self._place.hanging:
+            await asyncio.Event().wait()
+        if self.uri in self._place.errors:
+            raise self._place.errors[self.uri]
+        return self._place.moved.get(self.uri, "")
+
 
 class FakeSources:
     """All checkpoints by URI.
@@ -99,6 +106,7 @@ class FakeSources:
         unfetchable: raised when their bytes are wanted.
         retained: the versions that were last said to be in use.
         signatures: what lies beside their manifests.
+        moved: what these hold instead of what was resolved.
     """
 
     def __init__(self) -> None:
@@ -112,6 +120,7 @@ class FakeSources:
         self.unfetchable: dict[str, ModelswapError] = {}
         self.retained: set[str] = set()
         self.signatures: dict[str, bytes] = {}
+        self.moved: dict[str, str] = {}
 
     async def retain(self, digests: Collection[str]) -> None:
         self.retained = set(digests)

@@ -6,6 +6,7 @@ swap's states is the protocol's table. Refuses to know who decides.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,10 +16,11 @@ from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
 from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, RankState
 from modelswap_engine.protocol.errors import ErrorBody, NotFound
 from modelswap_engine.protocol.holding import HoldState
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 from modelswap_engine.protocol.messages import HoldRequest, ProceedRequest, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.prefetch import PrefetchState
 from modelswap_engine.protocol.states import TRANSITIONS, SwapState
-from modelswap_engine.protocol.version import HOLDS_SINCE
+from modelswap_engine.protocol.version import HOLDS_SINCE, LOOKS_SINCE
 from modelswap_engine.swap import fence as fences
 from tests.support.sim_adapters import SimAdapters
 
@@ -207,6 +209,16 @@ class SimPod:
         self.lease = now + (request.hold.seconds if request.hold else 0.0)
         self._show(status)
         return status
+
+    def look(self, request: LookRequest, moved: Mapping[str, str | ErrorBody]) -> SourceLook | ErrorBody:
+        """Say what is at the place that the live version came from, by a table of what has changed there."""
+        assert self.protocol >= LOOKS_SINCE, "an old sidecar does not know the route"
+        assert self.live is not None
+        assert (request.target.uri, request.target.digest) == (self.live.uri, self.live.digest)
+        if not self.reachable:
+            return ErrorBody(code="EngineTimeout", message="no answer", retryable=True)
+        found = moved.get(request.target.uri, "")
+        return found if isinstance(found, ErrorBody) else SourceLook(found=found)
 
     def answer(self, *, ok: int = 0, failed: int = 0) -> None:
         """Clients ask for what is live."""

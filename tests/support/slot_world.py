@@ -32,6 +32,7 @@ from modelswap_operator.planning.actions import (
     AskPlans,
     CancelSwaps,
     FailedAttempt,
+    LookAtSource,
     NoteAttempts,
     PrefetchOrder,
     RecordFailure,
@@ -93,6 +94,7 @@ class World:
         self.not_now: ErrorBody | None = None
         self.unsigned: set[str] = set()
         self.origin: dict[str, str] = {}
+        self.moved: dict[str, str | ErrorBody] = {}
         self.assignment: Assignment | None = None
         self.ledger = Ledger()
         self.memory = SlotMemory()
@@ -243,6 +245,10 @@ class World:
                         asked.key.version, asked.key.from_digest
                     )
                     self.memory.answered(asked, answer, now=self.now, random=0.5)
+            case LookAtSource():
+                self.memory.looking()
+                found = self._sim(action.pod.uid).look(action.request, self.moved)
+                self.memory.looked(action, found, now=self.now, random=0.5)
             case SendAdapters():
                 untold = [failed for order in action.orders if (failed := self._tell(order))]
                 self.memory.adapters.tell(action.orders, untold, now=self.now, random=0.5)

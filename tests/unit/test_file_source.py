@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -436,3 +437,41 @@ async def test_a_place_that_cannot_be_written(root: Path, folder: Path, tmp_path
     (tmp_path / "state").write_text("a file where a folder is needed")
     with pytest.raises(SourceUnreadable, match="side files"):
         await resolved.copy_side_files(tmp_path / "state" / "abc")
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+async def test_another_content_under_the_name_is_seen(shipped: bool, root: Path, folder: Path) -> None:
+    if shipped:
+        ship(folder)
+    resolved = await FileSource(roots=[root], cache=None).resolve(folder.as_uri())
+    assert await resolved.moved() == ""
+    for file in folder.iterdir():
+        file.chmod(0o600)
+    assert await resolved.moved() == "", "other rights are no other content"
+    overwrite(folder / SINGLE)
+    os.utime(folder / SINGLE, ns=(0, later()))
+    assert await resolved.moved() == f"other files ({SINGLE})"
+    if shipped:
+        ship(folder)
+        assert await resolved.moved() == build_manifest(folder).digest
+        overwrite(folder / SINGLE)
+        ship(folder)
+        assert await resolved.moved() == "", "the old content is there again"
+
+
+async def test_a_link_that_leads_elsewhere_by_now_is_followed(root: Path, folder: Path) -> None:
+    link = root / "current"
+    link.symlink_to(folder)
+    resolved = await FileSource(roots=[root], cache=None).resolve(link.as_uri())
+    assert await resolved.moved() == ""
+    other = write_checkpoint(root / "m-1.1", side_files={"config.json": CONFIG, "merges.txt": b"a b"})
+    ship(other)
+    link.unlink()
+    link.symlink_to(other)
+    assert await resolved.moved() == "", "the same content at another place"
+    overwrite(other / SINGLE)
+    ship(other)
+    assert await resolved.moved() == build_manifest(other).digest
+    shutil.rmtree(other)
+    with pytest.raises(SourceNotFound):
+        await resolved.moved()

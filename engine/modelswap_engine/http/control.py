@@ -18,6 +18,7 @@ from modelswap_engine.http.sse import EventStream, with_heartbeats
 from modelswap_engine.http.telemetry import SwapSpans
 from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import BadRequest
+from modelswap_engine.protocol.looking import LookRequest
 from modelswap_engine.protocol.messages import (
     CancelRequest,
     CheckRequest,
@@ -56,6 +57,7 @@ class ControlPort:
         return [
             web.get(f"{CONTROL_PREFIX}/state", self.state),
             web.post(f"{CONTROL_PREFIX}/plan", self.plan),
+            web.post(f"{CONTROL_PREFIX}/look", self.look),
             web.post(f"{CONTROL_PREFIX}/swaps", self.swap),
             web.get(f"{CONTROL_PREFIX}/swaps/{{id}}", self.operation),
             web.get(f"{CONTROL_PREFIX}/swaps/{{id}}/events", self.events),
@@ -81,6 +83,10 @@ class ControlPort:
     async def plan(self, request: web.Request) -> web.Response:
         """Compute what a swap would do."""
         return json_response(await self._coordinator.plan(await read_body(request, PlanRequest)))
+
+    async def look(self, request: web.Request) -> web.Response:
+        """Look whether the source of the live version still holds it."""
+        return json_response(await self._coordinator.look(await read_body(request, LookRequest)))
 
     async def swap(self, request: web.Request) -> web.Response:
         """Accept a swap; it goes on after the answer."""

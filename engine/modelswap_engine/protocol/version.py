@@ -15,6 +15,8 @@ VERIFIES_SINCE: Final = 3
 notice."""
 FETCHES_AHEAD_SINCE: Final = 3
 """The first version that fetches versions ahead of their time (`prefetch`)."""
+LOOKS_SINCE: Final = 3
+"""The first version that looks again at the source of what is live (`looking`)."""
 CONTROL_PREFIX: Final = "/modelswap/v1"
 
 

@@ -86,21 +86,28 @@ class FileSource:
         return tuple(self._found.values())
 
     def _resolve(self, uri: str, stop: threading.Event) -> LocalCheckpoint:
-        roots = tuple(root.resolve() for root in self._roots)
-        directory = self._directory(uri, roots)
         read_at_ns = self._clock_ns()
-        contents = read_contents(directory, roots=roots, shipped=True, find=partial(self._find, uri, roots))
+        contents = self._read(uri)
+        found = partial(LocalCheckpoint, uri=uri, contents=contents, again=partial(self._read, uri))
         if contents.shipped is not None:
             manifest = manifests.decode(contents.shipped)
             build.check_shipped(manifest, contents, file=MANIFEST_FILE)
-            return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
+            return found(manifest=manifest)
         kept = self._cached(contents)
         if kept is not None:
-            return LocalCheckpoint(uri=uri, manifest=kept, contents=contents)
-        manifest = build.hash_contents(contents, roots=roots, progress=self._progress, stop=stop)
+            return found(manifest=kept)
+        manifest = build.hash_contents(contents, roots=self._resolved_roots(), progress=self._progress, stop=stop)
         if self._cache is not None:
-            self._cache.put(directory, contents.stamps, manifest, read_at_ns=read_at_ns)
-        return LocalCheckpoint(uri=uri, manifest=manifest, contents=contents)
+            self._cache.put(contents.directory, contents.stamps, manifest, read_at_ns=read_at_ns)
+        return found(manifest=manifest)
+
+    def _read(self, uri: str) -> Contents:
+        roots = self._resolved_roots()
+        find = partial(self._find, uri, roots)
+        return read_contents(self._directory(uri, roots), roots=roots, shipped=True, find=find)
+
+    def _resolved_roots(self) -> tuple[Path, ...]:
+        return tuple(root.resolve() for root in self._roots)
 
     def _find(self, uri: str, roots: tuple[Path, ...], entry: TensorEntry) -> Path:
         """Return the folder of a tensor that the manifest of a version names, under the same roots as the version."""
@@ -128,7 +135,7 @@ class FileSource:
         self._found = {digest: found for digest, found in self._found.items() if digest in self._used}
 
     def _open_adapter(self, uri: str) -> LocalAdapter:
-        roots = tuple(root.resolve() for root in self._roots)
+        roots = self._resolved_roots()
         return open_adapter(self._directory(uri, roots), roots=roots)
 
     def _cached(self, contents: Contents) -> Manifest | None:

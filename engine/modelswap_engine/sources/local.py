@@ -3,17 +3,18 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from modelswap_engine.backends.port import TensorRange
-from modelswap_engine.checkpoint.files import stamp_of
-from modelswap_engine.checkpoint.layout import Contents, Evidence, Read, key_of
-from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.checkpoint import manifest as manifests
+from modelswap_engine.checkpoint.files import Stamp, stamp_of
+from modelswap_engine.checkpoint.layout import SIGNATURE_FILE, Contents, Evidence, Read, key_of
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
-from modelswap_engine.sources.port import Travelled
+from modelswap_engine.sources.port import Travelled, others
 
 _ADVICE: Final = "write new versions to a new folder instead of overwriting one"
 
@@ -25,10 +26,11 @@ class LocalCheckpoint:
         uri: what was asked for.
         manifest: complete.
         contents: the folder as it was read; the side files are copied from these very bytes.
+        again: reads the folder that the URI means now, no tensors.
     """
 
-    def __init__(self, *, uri: str, manifest: Manifest, contents: Contents) -> None:
-        self._uri, self._manifest, self._contents = uri, manifest, contents
+    def __init__(self, *, uri: str, manifest: Manifest, contents: Contents, again: Callable[[], Contents]) -> None:
+        self._uri, self._manifest, self._contents, self._again = uri, manifest, contents, again
 
     @property
     def uri(self) -> str:
@@ -84,6 +86,18 @@ class LocalCheckpoint:
         """Check that no file was touched since it was resolved."""
         await asyncio.to_thread(self._unchanged)
 
+    async def moved(self) -> str:
+        """Read the folder again, but no tensors."""
+        return await asyncio.to_thread(self._moved)
+
+    def _moved(self) -> str:
+        contents, before = self._again(), self._contents.stamps
+        if contents.shipped is not None and _written(contents.stamps[MANIFEST_FILE], before.get(MANIFEST_FILE)):
+            found = manifests.decode(contents.shipped).digest
+            return found if found != self._manifest.digest else ""
+        now = {name: stamp for name, stamp in contents.stamps.items() if name != SIGNATURE_FILE}
+        return others(name for name, stamp in now.items() if _written(stamp, before.get(name)))
+
     def _copy_side_files(self, destination: Path) -> None:
         side_files.materialise(destination, self._manifest, self._verified())
 
@@ -107,3 +121,8 @@ class LocalCheckpoint:
                 raise SourceChanged(
                     f"{self._uri}: {name} was {what} after it was resolved", advice=_ADVICE, details={"file": name}
                 )
+
+
+def _written(now: Stamp, before: Stamp | None) -> bool:
+    """Say whether a file is another; other rights or another name of it change its ctime only."""
+    return before is None or (now.size, now.mtime_ns, now.inode) != (before.size, before.mtime_ns, before.inode)

@@ -87,6 +87,23 @@ class Resolved(Protocol):
             SourceChanged: a file was replaced, rewritten, removed or damaged; resolving it again may help.
         """
 
+    async def moved(self) -> str:
+        """Look, without reading tensors, whether the place holds another content under its name by now.
+
+        A manifest beside it decides; without one, a file that was written again is another. Returns the digest of what
+        is there, or the files that are others; "" while it holds what was resolved.
+
+        Raises:
+            Refused, SourceDenied, SourceUnreadable, SourceChanged: it cannot be told now.
+        """
+
+
+def others(names: Iterable[str]) -> str:
+    """Say which files are not those that were resolved; "" where there are none."""
+    found = sorted(set(names))
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"other files ({', '.join(found[:3])}{more})" if found else ""
+
 
 Mounted = Callable[[], Sequence[Resolved]]
 """Returns versions of mounted folders that were resolved and may be in use."""

@@ -20,6 +20,7 @@ from modelswap_engine.protocol.errors import (
     NotFound,
     NotReady,
 )
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 from modelswap_engine.protocol.messages import (
     CancelRequest,
     CheckRequest,
@@ -36,7 +37,7 @@ from modelswap_engine.protocol.messages import (
 )
 from modelswap_engine.protocol.prefetch import PrefetchRequest, PrefetchState
 from modelswap_engine.signing.policy import Signatures
-from modelswap_engine.swap import checking, entry, proceeding, recovery, retention, shutdown
+from modelswap_engine.swap import checking, entry, proceeding, recovery, retention, shutdown, sourcing
 from modelswap_engine.swap import fence as fences
 from modelswap_engine.swap.admission import Admission, Admissions
 from modelswap_engine.swap.clock import Clock, Offload, OneThread
@@ -265,6 +266,10 @@ class Coordinator:
                 await recovery.guarded(core.refresh_memory)
         async with assess(core, request) as assessment:
             return assessment.decision.plan
+
+    async def look(self, request: LookRequest) -> SourceLook:
+        """Look whether the source of the live version still holds it; see :func:`sourcing.look`."""
+        return await sourcing.look(self._core, request.target)
 
     def admission(
         self, *, require_version: str | None = None, request_id: str = ""

@@ -5,13 +5,17 @@ A version that was sent is in the engine. Nothing that has to be signed and is n
 
 import asyncio
 from collections.abc import Iterable
+from typing import Final
 
-from modelswap_engine.protocol.errors import SignatureInvalid, SignatureMissing, SourceNotFound
+from modelswap_engine.protocol.errors import NotFound, SignatureInvalid, SignatureMissing, SourceNotFound
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.policy import Verification
 from modelswap_engine.protocol.updates import RECEIVED
 from modelswap_engine.sources.port import Brought, Resolved, Travelled
 from modelswap_engine.swap.core import Core
+
+LOOK_SECONDS: Final = 30.0
 
 
 async def resolve(core: Core, ref: VersionRef, *, unless: asyncio.Future[None] | None = None) -> Resolved:
@@ -60,6 +64,21 @@ async def _ask(core: Core, ref: VersionRef, *, digest: str, unless: asyncio.Futu
         f"the source of {ref.uri}", work, core.settings.resolve_seconds, unless=unless
     )
     return resolved
+
+
+async def look(core: Core, ref: VersionRef) -> SourceLook:
+    """Look whether the source of the live version still holds it.
+
+    Raises:
+        NotFound: the reference is not what is live, or that did not come from there.
+        NotReady: the source did not answer in time.
+        ModelswapError: of the source.
+    """
+    live = core.live
+    if live is None or (live.ref.uri, live.digest) != (ref.uri, ref.digest):
+        raise NotFound(f"{ref.uri[:200]!r} is not where the live version came from", advice="ask another pod")
+    found: str = await core.bounded(f"the source of {ref.uri}", live.resolved.moved(), LOOK_SECONDS)
+    return SourceLook(found=found)
 
 
 async def obtain(

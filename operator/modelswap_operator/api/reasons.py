@@ -9,7 +9,7 @@ from typing import Final
 
 
 class ConditionType(StrEnum):
-    """Condition types; ``RECONCILING``, ``STALLED`` and ``SUSPENDED`` are present only while True."""
+    """Condition types; those of ``NEGATIVE_POLARITY`` are present only while True."""
 
     READY = "Ready"
     RECONCILING = "Reconciling"
@@ -17,9 +17,12 @@ class ConditionType(StrEnum):
     SERVING = "Serving"
     WEIGHTS_VERIFIED = "WeightsVerified"
     SUSPENDED = "Suspended"
+    SOURCE_DRIFTED = "SourceDrifted"
 
 
-NEGATIVE_POLARITY: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUSPENDED})
+NEGATIVE_POLARITY: Final = frozenset(
+    {ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUSPENDED, ConditionType.SOURCE_DRIFTED}
+)
 
 
 class Reason(StrEnum):

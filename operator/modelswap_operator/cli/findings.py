@@ -65,6 +65,7 @@ def findings(facts: Facts) -> list[Finding]:
     rules: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
         _operator,
         _verdict,
+        _source,
         _pods,
         _containers,
         _said_of_pods,
@@ -122,6 +123,12 @@ def _verdict(facts: Facts) -> Iterator[Finding]:
         )
     elif not slot.ready:
         yield Finding(level=Level.NOTE, text=f"not Ready: {slot.message}")
+
+
+def _source(facts: Facts) -> Iterator[Finding]:
+    drifted = facts.slot.condition(ConditionType.SOURCE_DRIFTED)
+    if drifted is not None:
+        yield Finding(level=Level.PROBLEM, text=f"{drifted.reason}: {drifted.message}")
 
 
 def _pods(facts: Facts) -> Iterator[Finding]:

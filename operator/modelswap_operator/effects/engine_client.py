@@ -18,6 +18,7 @@ from modelswap_engine.protocol.adapters import AdapterRegistry
 from modelswap_engine.protocol.codec import decode, decode_error, encode
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import BadRequest, Unauthenticated, Unavailable, WrongPod
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 from modelswap_engine.protocol.messages import (
     CancelRequest,
     HoldRequest,
@@ -62,11 +63,12 @@ class EngineFailed(Unavailable):
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Seconds. A plan may read and hash a whole checkpoint, so it has its own bound."""
+    """Seconds. A plan may read and hash a whole checkpoint, so it has its own bound; a look ends in 30 s by itself."""
 
     connect: float = 2.0
     call: float = 10.0
     plan: float = 600.0
+    look: float = 45.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,10 @@ class EngineClient:
     async def hold(self, pod: Address, operation_id: str, request: HoldRequest) -> SwapStatus:
         """Renew the lease of a swap that waits once it has staged."""
         return await self._call("POST", pod, f"/swaps/{operation_id}/hold", SwapStatus, body=request)
+
+    async def look(self, pod: Address, request: LookRequest) -> SourceLook:
+        """Ask whether the source still holds what the pod serves."""
+        return await self._call("POST", pod, "/look", SourceLook, body=request, seconds=self._timeouts.look)
 
     async def prefetch(self, pod: Address, request: PrefetchRequest) -> list[PrefetchState]:
         """Have versions fetched ahead of their time."""

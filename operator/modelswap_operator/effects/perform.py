@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from modelswap_engine.protocol.adapter_calls import ResolvedAdapters
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.protocol.messages import CancelRequest, Fence, Plan, ProceedRequest, SwapStatus
 from modelswap_operator.effects import assignment
 from modelswap_operator.effects.engine_client import EngineClient
@@ -15,6 +16,7 @@ from modelswap_operator.planning.actions import (
     AdapterOrder,
     CancelSwaps,
     FailedAttempt,
+    LookAtSource,
     PlanOrder,
     RenewHolds,
     ResolveOrder,
@@ -136,6 +138,13 @@ class Performer:
         """Ask one pod for a plan."""
         try:
             return await self._engines.plan(address(order.pod), order.request)
+        except ModelswapError as error:
+            return error.body()
+
+    async def look(self, action: LookAtSource) -> SourceLook | ErrorBody:
+        """Ask one pod whether the source still holds what it serves."""
+        try:
+            return await self._engines.look(address(action.pod), action.request)
         except ModelswapError as error:
             return error.body()
 

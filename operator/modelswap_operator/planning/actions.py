@@ -6,6 +6,7 @@ from datetime import datetime
 from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolveAdaptersRequest
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.looking import LookRequest
 from modelswap_engine.protocol.messages import HoldRequest, PlanRequest, SwapRequest
 from modelswap_engine.protocol.prefetch import PrefetchRequest
 from modelswap_operator.api.modelversion import Failure
@@ -178,6 +179,15 @@ class UntoldPod:
     error: ErrorBody
 
 
+@dataclass(frozen=True, kw_only=True)
+class LookAtSource:
+    """Ask one pod whether the source still holds what it serves; nothing changes in it."""
+
+    pod: Pod
+    request: LookRequest
+
+
 AdapterAction = AskAdapters | SendAdapters
 SwapAction = CancelSwaps | StartSwaps | RenewHolds | SendPrefetch
-Action = Wait | RecordFailure | NoteAttempts | AskPlans | WriteAssignment | SwapAction | AdapterAction
+Question = AskPlans | LookAtSource
+Action = Wait | RecordFailure | NoteAttempts | Question | WriteAssignment | SwapAction | AdapterAction

@@ -15,7 +15,7 @@ from modelswap_engine.protocol.assignment import AssignmentTarget
 from modelswap_engine.protocol.holding import Hold
 from modelswap_engine.protocol.messages import Fence, HoldRequest, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Checks
-from modelswap_operator.planning import adapter_steps, assignment, canary, failures, prefetch, staging
+from modelswap_operator.planning import adapter_steps, assignment, canary, failures, prefetch, staging, watching
 from modelswap_operator.planning.actions import (
     Action,
     AskPlans,
@@ -69,7 +69,18 @@ def plan(snapshot: Snapshot, now: datetime) -> Action:
     rules: tuple[Rule, ...] = (
         (_note, _record_plan_failure, _give_back, _ask)
         if a.spec.suspend
-        else (_record, _note, _cancel, _assign, *_of_adapters(adapters), _start, _stage, _renew, prefetch.send)
+        else (
+            _record,
+            _note,
+            _cancel,
+            _assign,
+            *_of_adapters(adapters),
+            _start,
+            _stage,
+            _renew,
+            prefetch.send,
+            watching.look,
+        )
     )
     return next((action for rule in rules if (action := rule(a, now))), None) or _wait(a, now)
 

@@ -180,6 +180,25 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watched:
+    """The source of the wanted version, which may come to hold another content under its name.
+
+    Attributes:
+        due: when a pod is to look at it next.
+        asked: one is looking.
+        looks: how many times one was asked to.
+        found: what it held at the last look that was answered: "" for what was resolved; None before the first.
+    """
+
+    uri: str
+    digest: str
+    due: datetime
+    asked: bool = False
+    looks: int = 0
+    found: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Memory:
     """What this process remembers between passes. Losing it costs time and repeated questions, never a wrong decision.
 
@@ -194,6 +213,7 @@ class Memory:
     resolved: Mapping[ResolveKey, Resolution] = field(default_factory=dict)
     untold: Mapping[str, Untold] = field(default_factory=dict)
     unasked: Mapping[str, datetime] = field(default_factory=dict)
+    watched: Watched | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,14 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.protocol.messages import Plan
-from modelswap_operator.planning.actions import FailedAttempt, PlanOrder, PrefetchOrder, SwapOrder
+from modelswap_operator.planning import watching
+from modelswap_operator.planning.actions import FailedAttempt, LookAtSource, PlanOrder, PrefetchOrder, SwapOrder
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
 from modelswap_operator.planning.errors import is_content, is_moved, passing
 from modelswap_operator.planning.progress import advance
-from modelswap_operator.planning.snapshot import Attempt, Memory, PlanKey, PlanResult, Progress, Snapshot
+from modelswap_operator.planning.snapshot import Attempt, Memory, PlanKey, PlanResult, Progress, Snapshot, Watched
 from modelswap_operator.planning.staging import swapping
 from modelswap_operator.runtime.adapter_memory import AdapterMemory
 
@@ -38,6 +40,7 @@ class SlotMemory:
         self._generation = 0
         self._idle: set[str] = set()
         self._unasked: dict[str, datetime] = {}
+        self._watched: Watched | None = None
         self.adapters = AdapterMemory()
 
     def view(self) -> Memory:
@@ -50,6 +53,7 @@ class SlotMemory:
             resolved=self.adapters.resolved,
             untold=self.adapters.untold,
             unasked=MappingProxyType(dict(self._unasked)),
+            watched=self._watched,
         )
 
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
@@ -76,6 +80,21 @@ class SlotMemory:
         self._idle |= {p.uid for p in snapshot.pods if p.uid in read and swapping(p) is None}
         self.adapters.take_in(snapshot)
         self._progress = advance(snapshot, now)
+        self._watched = watching.watched(snapshot, now)
+
+    def looking(self) -> None:
+        """Remember that a pod looks at the source."""
+        if self._watched is not None:
+            self._watched = replace(self._watched, asked=True, looks=self._watched.looks + 1)
+
+    def looked(self, action: LookAtSource, answer: SourceLook | ErrorBody, *, now: datetime, random: float) -> None:
+        """Remember what a pod saw there; one that could not tell changes nothing of what is known."""
+        known, target = self._watched, action.request.target
+        if known is None or (known.uri, known.digest) != (target.uri, target.digest):
+            return
+        found = answer.found if isinstance(answer, SourceLook) else known.found
+        due = now + watching.EVERY * (0.8 + 0.4 * random)
+        self._watched = replace(known, asked=False, found=found, due=due)
 
     def asked_ahead(self, orders: Iterable[PrefetchOrder], failed: Iterable[FailedAttempt], *, now: datetime) -> None:
         """Remember which pods could not be told what to fetch ahead."""

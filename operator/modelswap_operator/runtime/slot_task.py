@@ -2,13 +2,16 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import structlog
 
 from modelswap_engine.protocol import telemetry
+from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_operator.api.labels import MODELVERSION_KIND, MODELVERSIONS
 from modelswap_operator.api.reasons import Reason
 from modelswap_operator.effects.observe import Contacts, Look
@@ -18,6 +21,7 @@ from modelswap_operator.planning.actions import (
     AskPlans,
     CancelSwaps,
     FailedAttempt,
+    LookAtSource,
     NoteAttempts,
     PlanOrder,
     RecordFailure,
@@ -157,6 +161,8 @@ class SlotTask(ObjectTask):
             case AskPlans():
                 for order in action.orders:
                     self._ask(order)
+            case LookAtSource():
+                self._watch(action)
             case SendAdapters():
                 untold = await tools.performer.tell(action)
                 self._memory.adapters.tell(action.orders, untold, now=now, random=tools.random())
@@ -185,16 +191,29 @@ class SlotTask(ObjectTask):
     def _ask(self, order: PlanOrder) -> None:
         """Ask in the background: a pod may have to read a whole checkpoint to answer."""
         self._memory.asked(order)
-        task = asyncio.create_task(self._answer(order), name=f"plan {self.namespace}/{self.name} {order.pod.name}")
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._begin("plan", self._answer(order))
 
     def _look_up(self, order: ResolveOrder) -> None:
         """Ask in the background: a pod reads whole adapters to answer."""
         self._memory.adapters.looking_up(order)
-        task = asyncio.create_task(self._looked_up(order), name=f"adapters {self.namespace}/{self.name}")
+        self._begin("adapters", self._looked_up(order))
+
+    def _watch(self, action: LookAtSource) -> None:
+        """Ask in the background: a source may take its time."""
+        self._memory.looking()
+        self._begin("look", self._looked(action))
+
+    def _begin(self, what: str, question: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(question, name=f"{what} {self.namespace}/{self.name}")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+
+    async def _looked(self, action: LookAtSource) -> None:
+        answer = await self._tools.performer.look(action)
+        self._memory.looked(action, answer, now=self._tools.now(), random=self._tools.random())
+        if isinstance(answer, ErrorBody):
+            self._log.warning("source not looked at", pod=action.pod.name, code=answer.code, error=answer.message)
+        self.wake()
 
     async def _looked_up(self, order: ResolveOrder) -> None:
         answer = await self._tools.performer.look_up(order)

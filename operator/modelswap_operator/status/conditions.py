@@ -1,4 +1,4 @@
-"""Conditions from verdicts, clean by kstatus: Reconciling, Stalled and Suspended exist only while True."""
+"""Conditions from verdicts, clean by kstatus: those of negative polarity (Stalled, …) exist only while True."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,13 @@ class Verdict:
 def standing(conditions: Iterable[Condition]) -> str:
     """Return in one word what an object is: what needs a person first, ``Unknown`` while nothing is said."""
     true = {condition.type for condition in conditions if condition.true}
-    order = (ConditionType.STALLED, ConditionType.SUSPENDED, ConditionType.READY, ConditionType.RECONCILING)
+    order = (
+        ConditionType.STALLED,
+        ConditionType.SUSPENDED,
+        ConditionType.SOURCE_DRIFTED,
+        ConditionType.READY,
+        ConditionType.RECONCILING,
+    )
     return next((kind.value for kind in order if kind in true), "Unknown")
 
 

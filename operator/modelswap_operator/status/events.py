@@ -60,7 +60,7 @@ def of_status(before: ModelVersionStatus, after: ModelVersionStatus) -> tuple[No
     if before.operator not in ("", after.operator):
         text = f"{after.operator} decides now, {before.operator} did before"
         notes.append(Note(reason=Reason.OPERATOR_CHANGED, action="Reconcile", text=text, warning=True))
-    notes += _drifted(before, after)
+    notes += [*_drifted(before, after), *_source(before, after)]
     ready = of_ready(before, after)
     return (*notes, *(note for note in ready if not any(n.reason == note.reason for n in notes)))
 
@@ -89,6 +89,11 @@ def _drifted(before: ModelVersionStatus, after: ModelVersionStatus) -> list[Note
     others = PodStatus(name="", digest=target.digest if len(before.pods) == LISTED else "")
     notes = (_of_pod(known.get(row.uid, others), row, target) for row in after.pods)
     return [note for note in notes if note is not None]
+
+
+def _source(before: ModelVersionStatus, after: ModelVersionStatus) -> list[Note]:
+    old, new = (find(s.conditions, ConditionType.SOURCE_DRIFTED) for s in (before, after))
+    return [Note(reason=new.reason, action="Look", text=new.message, warning=True)] if new and not old else []
 
 
 def _of_pod(old: PodStatus, row: PodStatus, target: TargetStatus) -> Note | None:

@@ -1,5 +1,6 @@
-"""Conditions that state facts about the pods, whatever the spec wants: Serving, WeightsVerified, Suspended."""
+"""Conditions that state facts, whatever the spec wants: Serving, WeightsVerified, Suspended, SourceDrifted."""
 
+from modelswap_operator.api.conditions import find
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
 from modelswap_operator.planning.assess import Assessment, proved
 from modelswap_operator.planning.snapshot import Unreachable
@@ -45,6 +46,26 @@ def verified(a: Assessment) -> Verdict:
 def suspended(a: Assessment) -> Verdict:
     """Say whether the operator keeps its hands off."""
     return Verdict(ConditionType.SUSPENDED, a.spec.suspend, Reason.SUSPENDED, TEXTS[Reason.SUSPENDED])
+
+
+def drifted(a: Assessment) -> Verdict:
+    """Say whether the source holds another content than what is pinned; Ready is about the pods, which serve that.
+
+    An operator that has just started repeats what was said, until a pod has looked.
+    """
+    kind, look, target = ConditionType.SOURCE_DRIFTED, a.snapshot.memory.watched, a.target
+    if look is None or target is None or (look.uri, look.digest) != (target.uri, target.digest):
+        return Verdict(kind, False, Reason.SOURCE_DRIFTED, "")
+    if look.found is not None:
+        message = (
+            f"{target.uri} holds {look.found} now and not {target.digest} ({target.version}) any more: pods serve on, "
+            "and one that has to fetch that cannot; put it back, or publish what is there under a name of its own and "
+            "set spec.source and spec.version"
+        )
+        return Verdict(kind, look.found != "", Reason.SOURCE_DRIFTED, message)
+    said, shown = find(a.snapshot.status.conditions, kind), a.snapshot.status.target
+    same = shown is not None and (shown.resolved_uri, shown.digest) == (target.uri, target.digest)
+    return Verdict(kind, said is not None and same, Reason.SOURCE_DRIFTED, said.message if said is not None else "")
 
 
 def _count(number: int) -> str:

@@ -35,7 +35,7 @@ def summarize(snapshot: Snapshot, action: Action, now: datetime) -> ModelVersion
     failures = _failures(snapshot, action)
     a = Assessment(replace(snapshot, status=msgspec.structs.replace(before, failures=failures)))
     result = outcome(a, now)
-    verdicts = (*_main(result), facts.serving(a), facts.verified(a), facts.suspended(a))
+    verdicts = (*_main(result), facts.serving(a), facts.verified(a), facts.suspended(a), facts.drifted(a))
     return signed(
         snapshot,
         ModelVersionStatus(

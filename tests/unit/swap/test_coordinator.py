@@ -20,6 +20,7 @@ from modelswap_engine.protocol.errors import (
     Unavailable,
     WrongPod,
 )
+from modelswap_engine.protocol.looking import LookRequest
 from modelswap_engine.protocol.messages import (
     CancelRequest,
     CheckRequest,
@@ -34,6 +35,7 @@ from modelswap_engine.protocol.policy import Loading, LoadingMode, Traffic
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.version import PROTOCOL_VERSION
 from modelswap_engine.swap.clock import OneThread
+from modelswap_engine.swap.sourcing import LOOK_SECONDS
 from tests.support.fake_backend import Fault
 from tests.support.swapping import OWNER, POD, World, checkpoint, last, request
 
@@ -510,3 +512,14 @@ async def test_the_journals_calls_run_in_order_and_wait_for_no_other_work():
     own, seen = OneThread("test"), []
     await asyncio.gather(*(own(seen.append, number) for number in range(50)))
     assert seen == list(range(50))
+
+
+async def test_a_source_that_never_answers_ends_the_look_and_holds_up_no_swap(world):
+    target = world.publish("1.1", checkpoint(q=b"QQQQ"))
+    world.sources.hanging.add(world.template.uri)
+    look = asyncio.create_task(world.coordinator.look(LookRequest(target=world.template)))
+    await world.clock.settle()
+    assert (await world.swap(target)).state is SwapState.SERVING
+    await world.clock.advance(LOOK_SECONDS + 1)
+    with pytest.raises(NotReady, match="did not answer within 30 s"):
+        await look

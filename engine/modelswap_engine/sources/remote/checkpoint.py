@@ -12,7 +12,7 @@ from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
 from modelswap_engine.sources.port import Brought, Mounted, Travelled
-from modelswap_engine.sources.remote import packs
+from modelswap_engine.sources.remote import looking, packs
 from modelswap_engine.sources.remote.contents import Places
 from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
@@ -137,6 +137,11 @@ class RemoteCheckpoint:
                 f"{self.uri}: {len(damaged)} of its blobs were damaged in the content store and are fetched again",
                 advice="look at the disk of the engine's state volume",
             )
+
+    async def moved(self) -> str:
+        """Ask the places again for the revisions of their files."""
+        async with self._folders() as folders:
+            return await looking.look(folders, self._places, digest=self.manifest.digest)
 
 
 def hashes_of(manifest: Manifest) -> frozenset[str]:

@@ -1,0 +1,29 @@
+"""Looking at a source again: does it still hold, under its name, what was resolved? No tensors are read for it."""
+
+import re
+from typing import Final
+
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.wire import Message
+
+_FIXED: Final = re.compile(r"hf://[^@]+@[0-9a-f]{40}(/.*)?|oci://.*@sha256:[0-9a-f]{64}", re.ASCII)
+
+
+class LookRequest(Message, frozen=True, kw_only=True):
+    """``POST /look``: look at the source of ``target``, which is live."""
+
+    target: VersionRef
+
+
+class SourceLook(Message, frozen=True, kw_only=True):
+    """What was seen: ``found`` is the digest of another content, or the files that are others; "" where it is the same.
+
+    A source that cannot be asked is an error and no answer.
+    """
+
+    found: str = ""
+
+
+def fixed(uri: str) -> bool:
+    """Say whether a URI names its content itself, by a commit or a digest, so that it cannot come to hold another."""
+    return _FIXED.fullmatch(uri) is not None

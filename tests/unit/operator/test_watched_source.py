@@ -1,0 +1,142 @@
+"""A source that comes to hold another content under its name, while every pod serves what was resolved."""
+
+from datetime import timedelta
+
+import pytest
+
+from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_operator.planning.actions import LookAtSource, SendAdapters, StartSwaps, Wait
+from modelswap_operator.planning.watching import EVERY
+from modelswap_operator.status.events import of_status
+from tests.support import sim_pod
+from tests.support.sim_pod import GOOD, Release, digest
+from tests.support.slot_world import World
+
+URI = GOOD["1.0"].uri
+AWAY = ErrorBody(code="SourceUnreadable", message="503", retryable=True)
+
+
+def at_rest(**arguments: object) -> World:
+    world = World(**({"pods": 3, "protocol": 3} | arguments))  # type: ignore[arg-type]
+    world.settle()
+    world.log.clear()
+    return world
+
+
+def pass_time(world: World, time: timedelta = 1.3 * EVERY) -> list[str]:
+    """Let time go by, with a pass a minute, and return which pods looked."""
+    before, ends = len(world.actions(LookAtSource)), world.now + time
+    while world.now < ends:
+        world.now += timedelta(minutes=1)
+        world.settle()
+    return [action.pod.name for action in world.actions(LookAtSource)[before:]]
+
+
+def said(world: World) -> str:
+    return next((c.message for c in world.status.conditions if c.type == "SourceDrifted"), "")
+
+
+def test_one_pod_of_a_slot_looks_each_time_another_and_a_look_writes_nothing() -> None:
+    world = at_rest()
+    writes = world.status_writes
+    looked = pass_time(world, 6 * EVERY)
+    assert looked in (["pod-1", "pod-2", "pod-3"] * 2, ["pod-1", "pod-2", "pod-3", "pod-1", "pod-2"])
+    assert world.status_writes == writes
+    assert said(world) == ""
+
+
+def test_another_content_is_said_while_pods_serve_on_and_taken_back_when_the_old_one_is_there_again() -> None:
+    world = at_rest()
+    world.moved[URI] = digest("9")
+    before = world.status
+    pass_time(world)
+    text = f"{URI} holds {digest('9')} now and not {digest('a')} (1.0) any more: pods serve on"
+    assert said(world).startswith(text)
+    assert "put it back, or publish what is there under a name of its own" in said(world)
+    assert [(note.reason, note.warning) for note in of_status(before, world.status)] == [("SourceDrifted", True)]
+    assert (world.condition("Ready"), world.condition("Stalled")) == (("True", "Succeeded"), None)
+    assert not world.actions(StartSwaps)
+    writes = world.status_writes
+    pass_time(world)
+    assert world.status_writes == writes, "the same is said once"
+    world.moved.clear()
+    pass_time(world)
+    assert world.condition("SourceDrifted") is None
+
+
+def test_what_a_new_version_leaves_behind_is_nobodys_concern() -> None:
+    world = at_rest()
+    world.moved[URI] = digest("9")
+    pass_time(world)
+    assert world.condition("SourceDrifted") == ("True", "SourceDrifted")
+    world.bump("1.1")
+    world.settle()
+    assert world.condition("SourceDrifted") is None
+    assert [a.request.target.uri for a in (pass_time(world), world.actions(LookAtSource))[1]][-1] == GOOD["1.1"].uri
+
+
+def test_a_source_that_does_not_answer_has_not_moved_nor_come_back() -> None:
+    world = at_rest()
+    world.moved[URI] = AWAY
+    assert pass_time(world)
+    assert world.condition("SourceDrifted") is None
+    world.moved[URI] = digest("9")
+    pass_time(world)
+    world.moved[URI] = AWAY
+    assert pass_time(world)
+    assert world.condition("SourceDrifted") == ("True", "SourceDrifted")
+
+
+def test_another_operator_repeats_it_until_a_pod_has_looked() -> None:
+    world = at_rest()
+    world.moved[URI] = digest("9")
+    pass_time(world)
+    world.kill_operator()
+    writes = world.status_writes
+    world.run_pass()
+    assert (world.condition("SourceDrifted"), world.status_writes) == (("True", "SourceDrifted"), writes)
+    world.moved.clear()
+    pass_time(world)
+    assert world.condition("SourceDrifted") is None
+
+
+def test_somebody_who_asks_has_it_looked_at_now() -> None:
+    world = at_rest()
+    world.requested_at = "now"
+    world.settle()
+    assert len(world.actions(LookAtSource)) == 1
+    world.settle()
+    assert len(world.actions(LookAtSource)) == 1
+
+
+@pytest.mark.parametrize("arguments", [{"protocol": 2}, {"serving": "1.1", "max_unavailable": 1}])
+def test_pods_that_cannot_look_or_are_on_their_way_are_not_asked(arguments: dict[str, object]) -> None:
+    world = World(**({"pods": 2, "protocol": 3} | arguments))  # type: ignore[arg-type]
+    for _ in range(6):
+        world.run_pass()
+        world.now += 2 * EVERY if arguments == {"protocol": 2} else timedelta(0)
+    assert not world.actions(LookAtSource)
+
+
+@pytest.mark.parametrize(
+    ("uri", "asked"),
+    [
+        ("hf://org/model@0123456789abcdef0123456789abcdef01234567/folder", 0),
+        ("hf://org/model@0123456789abcdef0123456789abcdef01234567", 0),
+        ("hf://org/model@main/0123456789abcdef0123456789abcdef01234567", 1),
+        (f"oci://registry.example/models/chat:1.0@sha256:{'a' * 64}", 0),
+        ("oci://registry.example/models/chat:1.0", 1),
+        ("s3://bucket/chat/1.0", 1),
+    ],
+)
+def test_what_names_its_content_itself_is_not_asked(uri: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Release):
+        @property
+        def uri(self) -> str:
+            return uri
+
+    monkeypatch.setitem(sim_pod.CATALOG, "1.0", Elsewhere("1.0", digest("a")))
+    world = at_rest()
+    assert bool(pass_time(world)) == bool(asked)
+    assert not world.actions(SendAdapters)
+    assert isinstance(world.run_pass(), Wait)
