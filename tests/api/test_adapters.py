@@ -58,15 +58,17 @@ async def test_an_adapter_is_loaded_changed_and_taken_away(slot: Slot, rest: Res
     slot.patch_adapter("support", sources=[source("bad")])
     await says(slot, "support", ("False", "InvalidCheckpoint"))
     assert slot.loaded() == [{"support": "1"}] * 2
-    slot.patch_adapter("support", sources=[source("2")])
+    slot.adapter_contents["file:///adapters/bad"] = digest("2")
+    slot.mark_adapter("support", annotations={"modelswap.dev/requestedAt": "mended"})
     await says(slot, "support", READY)
-    assert slot.loaded() == [{"support": "2"}] * 2
+    assert slot.loaded() == [{"support": "bad"}] * 2
+    assert slot.adapter("support")["status"]["lastHandledRequestAt"] == "mended"
 
     slot.delete_adapter("support")
     await eventually(lambda: slot.loaded() == [{}] * 2)
     found = slot.assignment()
     assert found is not None
-    assert (found.adapters, found.adapters_revision) == ([], 3)
+    assert (found.adapters, found.adapters_revision) == ([], 4)
     assert slot.condition("Ready") == READY
 
 

@@ -53,6 +53,9 @@ class AdapterWorld(World):
     def change(self, name: str, **spec: Any) -> None:
         self._put(name, lambda a: replace(a, generation=a.generation + 1, spec=msgspec.structs.replace(a.spec, **spec)))
 
+    def ask_again(self, name: str, value: str) -> None:
+        self._put(name, lambda a: replace(a, requested_at=value))
+
     def remove(self, name: str) -> None:
         self.adapters = tuple(a for a in self.adapters if a.name != name)
 

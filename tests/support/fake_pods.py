@@ -144,6 +144,11 @@ class Slot:
     def patch_adapter(self, name: str, **spec: Any) -> None:
         self._rest.call("PATCH", f"{self._adapters()}/{self.name}-{name}", {"spec": spec}, content=MERGE).accepted()
 
+    def mark_adapter(self, name: str, **metadata: dict[str, str]) -> None:
+        """Set labels and annotations of an adapter."""
+        path = f"{self._adapters()}/{self.name}-{name}"
+        self._rest.call("PATCH", path, {"metadata": metadata}, content=MERGE).accepted()
+
     def delete_adapter(self, name: str) -> None:
         self._rest.call("DELETE", f"{self._adapters()}/{self.name}-{name}").accepted()
 

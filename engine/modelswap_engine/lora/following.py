@@ -47,6 +47,7 @@ REFUSED_PAUSE: Final = 300.0
 @dataclass(frozen=True, kw_only=True)
 class _Problem:
     source: AdapterSource
+    requested_at: str
     error: ModelswapError
     attempts: int
     retry_at: float
@@ -178,12 +179,13 @@ class Following:
             self._stuck(item, source, _no_source(item.name, base))
         elif self._served(record, source):
             self._problems.pop(item.name, None)
-        elif self._due(source):
+        elif self._due(item, source):
             self._begin(item.name, self._bring(record, item, source))
 
-    def _due(self, source: AdapterSource) -> bool:
+    def _due(self, item: AssignedAdapter, source: AdapterSource) -> bool:
         problem = self._problems.get(source.name)
-        if problem is None or not problem.attempts or problem.source != source:
+        asked = (source, item.requested_at)
+        if problem is None or not problem.attempts or (problem.source, problem.requested_at) != asked:
             return True
         return problem.retry_at <= self._clock.monotonic()
 
@@ -243,10 +245,10 @@ class Following:
         except Cancelled:
             return
         except ModelswapError as error:
-            self._failed(source, error)
+            self._failed(item, source, error)
         except Exception as error:  # noqa: BLE001 - a defect of ours: told, and not begun again at once
             log.exception("adapter %s", source.name)
-            self._failed(source, defect(source.name, error))
+            self._failed(item, source, defect(source.name, error))
         else:
             self._problems.pop(item.name, None)
 
@@ -272,19 +274,23 @@ class Following:
 
     # Problems
 
-    def _failed(self, source: AdapterSource, error: ModelswapError) -> None:
+    def _failed(self, item: AssignedAdapter, source: AdapterSource, error: ModelswapError) -> None:
         before = self._problems.get(source.name)
         attempts = before.attempts + 1 if before is not None and before.source == source else 1
         if attempts == 1:
             log.warning("adapter %s is assigned and cannot be loaded: %s", source.name, error.message)
-        problem = _Problem(source=source, error=error, attempts=attempts, retry_at=0.0)
+        problem = _Problem(source=source, requested_at=item.requested_at, error=error, attempts=attempts, retry_at=0.0)
         self._problems[source.name] = replace(problem, retry_at=self._clock.monotonic() + _pause(problem))
 
     def _stuck(self, item: AssignedAdapter, source: AdapterSource | None, error: ModelswapError) -> None:
         """Something that only another decision, or another base, can change."""
         shown = source or AdapterSource(name=item.name, uri=item.sources[0].uri if item.sources else "")
         self._problems[item.name] = _Problem(
-            source=shown, error=error, attempts=0, retry_at=self._clock.monotonic() + REFUSED_PAUSE
+            source=shown,
+            requested_at=item.requested_at,
+            error=error,
+            attempts=0,
+            retry_at=self._clock.monotonic() + REFUSED_PAUSE,
         )
 
     def state(self) -> AssignedState | None:

@@ -64,6 +64,7 @@ class AssignedAdapter(Message, frozen=True, kw_only=True):
         drain_timeout_seconds: how long requests may go on with a content that was replaced or taken away.
         pod_uids: the pods that must serve it; None for all, also those that come later.
         verification: what is asked of its content when it is loaded.
+        requested_at: another one than before asks for another try now, whatever was wrong.
     """
 
     name: AdapterName
@@ -72,6 +73,7 @@ class AssignedAdapter(Message, frozen=True, kw_only=True):
     drain_timeout_seconds: DrainSeconds = 60.0
     pod_uids: list[str] | None = msgspec.field(default=None, name="podUIDs")
     verification: Verification | None = None
+    requested_at: str = ""
 
     def source_for(self, base_digest: str) -> AdapterSource | None:
         """Return the content for a base: the one that is bound to it, else the one that is bound to none."""

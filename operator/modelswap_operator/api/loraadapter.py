@@ -79,6 +79,7 @@ class LoRAAdapterStatus(Value, frozen=True, kw_only=True):
     """What was observed; the counts are None before anything was. ``service`` names the Service that was made."""
 
     observed_generation: int = msgspec.field(default=-1)
+    last_handled_request_at: str = ""
     target: AdapterTarget | None = None
     loaded_pods: int | None = None
     wanted_pods: int | None = None

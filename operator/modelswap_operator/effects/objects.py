@@ -6,7 +6,14 @@ from typing import Any, Final
 
 import msgspec
 
-from modelswap_operator.api.labels import ABORT, CHANGE_NOW, CONTROL_PORT_NAME, CONTROL_TLS_PORT_NAME, DATA_PORT_NAME
+from modelswap_operator.api.labels import (
+    ABORT,
+    CHANGE_NOW,
+    CONTROL_PORT_NAME,
+    CONTROL_TLS_PORT_NAME,
+    DATA_PORT_NAME,
+    REQUESTED_AT,
+)
 from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus
 from modelswap_operator.api.modelversion import ModelVersionSpec, ModelVersionStatus
 from modelswap_operator.effects.groups import group_of
@@ -35,8 +42,17 @@ def status_of(body: Json) -> ModelVersionStatus:
 
 def asked_of(body: Json) -> Asked:
     """Return what annotations ask for."""
-    found = (body.get("metadata") or {}).get("annotations") or {}
+    found = _annotations(body)
     return Asked(abort=str(found.get(ABORT, "")).strip(), change_now=str(found.get(CHANGE_NOW, "")).strip())
+
+
+def requested_at(body: Json) -> str:
+    """Return by what somebody asks for another try now, "" when nobody does."""
+    return str(_annotations(body).get(REQUESTED_AT, ""))[:128]
+
+
+def _annotations(body: Json) -> Json:
+    return (body.get("metadata") or {}).get("annotations") or {}
 
 
 def adapter_of(body: Json) -> Adapter:
@@ -56,6 +72,7 @@ def adapter_of(body: Json) -> Adapter:
         created=str(metadata.get("creationTimestamp", "")),
         spec=spec,
         spec_error=wrong,
+        requested_at=requested_at(body),
         status=status,
     )
 

@@ -16,7 +16,6 @@ from modelswap_operator.api.labels import (
     LORAADAPTERS,
     MODELVERSIONS,
     OPERATOR,
-    REQUESTED_AT,
     SLOT_LABEL,
     assignment_name,
 )
@@ -190,7 +189,7 @@ def _object(body: Json, *, namespace: str, slot: str, epoch: int) -> Snapshot:
         spec_error=wrong,
         spec_manager=manager,
         spec_time=when,
-        requested_at=str(annotations.get(REQUESTED_AT, ""))[:128],
+        requested_at=objects.requested_at(body),
         reserved_for=str(annotations.get(OPERATOR, "")),
         status=objects.status_of(body),
         asked=objects.asked_of(body),

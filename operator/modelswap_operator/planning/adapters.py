@@ -103,6 +103,7 @@ class Adapters:
             drain_timeout_seconds=spec.drain_timeout_seconds,
             pod_uids=self._pods(spec, entry, load),
             verification=self.a.spec.verification.to_wire(),
+            requested_at=adapter.requested_at or (entry.requested_at if entry is not None else ""),
         )
         return Wish(adapter=adapter, item=item, unresolved=unresolved)
 

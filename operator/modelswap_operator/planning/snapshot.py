@@ -80,7 +80,10 @@ class Ledger(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_def
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One LoRAAdapter of the slot. ``spec`` is None when it cannot be read (``spec_error``)."""
+    """One LoRAAdapter of the slot. ``spec`` is None when it cannot be read (``spec_error``).
+
+    ``requested_at`` is the last that somebody asked by for another try now.
+    """
 
     name: str
     uid: str = ""
@@ -88,7 +91,13 @@ class Adapter:
     created: str = ""
     spec: LoRAAdapterSpec | None = None
     spec_error: str = ""
+    requested_at: str = ""
     status: LoRAAdapterStatus = field(default_factory=LoRAAdapterStatus)
+
+    @property
+    def asked_again(self) -> bool:
+        """Say whether a person has asked, since the last pass, not to wait with the next try."""
+        return self.requested_at not in ("", self.status.last_handled_request_at)
 
 
 class ResolveKey(NamedTuple):

@@ -1,6 +1,7 @@
 """What the process remembers about a slot's adapters between passes; losing it costs repeated questions only."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
 
@@ -31,8 +32,11 @@ class AdapterMemory:
         """Pods that could not be told, by UID."""
         return MappingProxyType(dict(self._untold))
 
-    def take_in(self, snapshot: Snapshot) -> None:
-        """Forget sources that nobody names any more, so that one which is named again is looked at again, and pods."""
+    def take_in(self, snapshot: Snapshot, now: datetime) -> None:
+        """Forget sources that nobody names any more, so that one which is named again is looked at again, and pods.
+
+        Of an adapter that somebody asks for, every waiting try is due.
+        """
         asked = snapshot.spec.verification.to_wire() if snapshot.spec is not None else None
         named = {
             ResolveKey(adapter.spec.adapter_name, source.uri, source.base_digest, source.credentials, asked)
@@ -44,6 +48,16 @@ class AdapterMemory:
         self._resolved = {key: found for key, found in self._resolved.items() if key in named}
         present = {pod.uid for pod in snapshot.pods}
         self._untold = {uid: found for uid, found in self._untold.items() if uid in present}
+        again = {a.spec.adapter_name for a in snapshot.adapters if a.asked_again and a.spec is not None}
+        if again:
+            self._wait_no_longer(again, now)
+
+    def _wait_no_longer(self, names: Collection[str], now: datetime) -> None:
+        self._resolved = {
+            key: replace(found, retry_at=now) if key.name in names and found.error is not None else found
+            for key, found in self._resolved.items()
+        }
+        self._untold = {uid: replace(found, retry_at=now) for uid, found in self._untold.items()}
 
     def tell(
         self, orders: Iterable[AdapterOrder], failed: Iterable[UntoldPod], *, now: datetime, random: float

@@ -78,7 +78,7 @@ class SlotMemory:
         read = {p.uid for p in snapshot.pods if p.state is not None}
         self._idle &= present - read
         self._idle |= {p.uid for p in snapshot.pods if p.uid in read and swapping(p) is None}
-        self.adapters.take_in(snapshot)
+        self.adapters.take_in(snapshot, now)
         self._progress = advance(snapshot, now)
         self._watched = watching.watched(snapshot, now)
 

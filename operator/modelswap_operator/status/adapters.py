@@ -96,6 +96,7 @@ def _status(
     )
     return LoRAAdapterStatus(
         observed_generation=adapter.generation if verdict.decided else before.observed_generation,
+        last_handled_request_at=adapter.requested_at or before.last_handled_request_at,
         target=target,
         loaded_pods=sum(row.kind == "Loaded" for row in listed),
         wanted_pods=wanted,

@@ -111,6 +111,20 @@ async def test_what_is_refused_for_its_content_is_rarely_looked_at_again(world: 
     assert world.served() == {"a": "one", "b": "one"}
 
 
+async def test_somebody_who_asks_has_what_was_refused_tried_again_at_once(world: World) -> None:
+    items = [world.item(name) for name in "ab"]
+    for item in items:
+        world.opener.errors[item.sources[0].uri] = InvalidCheckpoint("not an adapter")
+    await world.assign(*items, revision=1)
+    world.opener.errors.clear()
+    asked = msgspec.structs.replace(items[0], requested_at="now")
+    await world.assign(asked, items[1], revision=2)
+    assert (world.served(), world.problems()) == ({"a": "one"}, {"b": "InvalidCheckpoint"})
+    world.opener.errors[items[0].sources[0].uri] = InvalidCheckpoint("not an adapter")
+    await world.assign(asked, items[1], revision=3)
+    assert (world.served(), world.told.problems[0].attempts) == ({"a": "one"}, 1), "what serves is not read again"
+
+
 async def test_what_there_is_no_room_for_is_loaded_once_another_assignment_has_made_some() -> None:
     world = World(max_pinned=1)
     await world.assign(world.item("a", pinned=True), world.item("b", pinned=True), revision=1)

@@ -123,6 +123,30 @@ def test_a_source_that_cannot_be_read_now_is_tried_again() -> None:
     assert made.says("a") == READY
 
 
+def test_somebody_who_asks_has_every_try_made_now_and_once() -> None:
+    made = world()
+    made.break_content("1")
+    made.create("a")
+    made.create("b", source("2"))
+    made.rest(600)
+    looked_up = len(made.actions(AskAdapters))
+    assert made.contents is not None
+    made.contents[uri("1")] = digest("1")
+    made.run_pass()
+    assert len(made.actions(AskAdapters)) == looked_up, "what is refused is looked at rarely"
+    made.ask_again("a", "now")
+    made.settle()
+    assert (made.loaded(), made.says("a")) == ([{"a": "1", "b": "2"}] * 3, READY)
+    assert [made.status_of(name).last_handled_request_at for name in "ab"] == ["now", ""]
+    assert made.assignment is not None
+    assert [item.requested_at for item in made.assignment.adapters] == ["now", ""], "pods that wait are told as well"
+    writes, told = made.writes, len(adapter_writes(made))
+    made.ask_again("a", "")  # whoever owns the object has put it in order
+    made.settle()
+    assert (made.writes, len(adapter_writes(made))) == (writes, told)
+    assert made.status_of("a").last_handled_request_at == "now"
+
+
 def test_what_was_looked_up_stays_whatever_becomes_of_the_source() -> None:
     made = world()
     made.create("a")

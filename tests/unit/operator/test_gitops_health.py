@@ -159,10 +159,13 @@ def test_suspend_and_resume(kind: str) -> None:
     assert run(scripts["resume"], suspended).spec.suspend is None
 
 
-def test_a_retry_is_offered_where_there_is_something_to_try() -> None:
-    scripts, discovery = actions("ModelVersion")
-    assert "retry" not in offered(discovery, STATES["done"]())
-    overdue = STATES["overdue"]()
+@pytest.mark.parametrize(
+    ("done", "waiting"), [("done", "overdue"), ("adapter, loaded", "adapter, its source cannot be read now")]
+)
+def test_a_retry_is_offered_where_there_is_something_to_try(done: str, waiting: str) -> None:
+    overdue = STATES[waiting]()
+    scripts, discovery = actions(overdue["kind"])
+    assert "retry" not in offered(discovery, STATES[done]())
     assert "retry" in offered(discovery, overdue)
     for metadata in ({}, {"annotations": {"other": "kept"}}):
         asked = run(scripts["retry"], {**overdue, "metadata": {**overdue["metadata"], **metadata}})
