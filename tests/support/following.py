@@ -52,8 +52,10 @@ class World:
         self.desk.activate(self.base.live.digest)
         await self.clock.settle()
 
-    def item(self, name: str, content: str = "one", *, base: str = "", **more: Any) -> AssignedAdapter:
-        uri = self.opener.put(f"file:///adapters/{name}/{content}", content)
+    def item(
+        self, name: str, content: str = "one", *, base: str = "", place: str = "file:///adapters", **more: Any
+    ) -> AssignedAdapter:
+        uri = self.opener.put(f"{place}/{name}/{content}", content)
         return AssignedAdapter(name=name, sources=[AssignedSource(uri=uri, base_digest=base)], **more)
 
     async def assign(self, *items: AssignedAdapter, revision: int, owner: str = OWNER, epoch: int = 1) -> AssignedState:

@@ -6,7 +6,7 @@ where that is. Contents are a table of what is at each URI: a digest, or why it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolvedAdapter, ResolvedAdapters
@@ -23,6 +23,8 @@ from modelswap_engine.protocol.assignment import AssignedAdapter, Assignment
 from modelswap_engine.protocol.errors import ErrorBody, ForeignOwner, StaleRevision
 
 NOTHING = ErrorBody(code="SourceNotFound", message="nothing is there", advice="check the URI")
+
+LATE = ErrorBody(code="Unavailable", message="not read within 20 s", retryable=True)
 
 
 @dataclass
@@ -114,10 +116,10 @@ class SimAdapters:
         ]
         return len(gone) + len(wrong)
 
-    def resolve(self, sources: Sequence[AdapterSource]) -> ResolvedAdapters:
+    def resolve(self, sources: Sequence[AdapterSource], *, late: Collection[str] = ()) -> ResolvedAdapters:
         rows = []
         for source in sources:
-            found = self.contents.get(source.uri, NOTHING)
+            found = self.contents.get(source.uri, NOTHING) if source.uri not in late else LATE
             digest, error = (found, None) if isinstance(found, str) else ("", found)
             row = ResolvedAdapter(
                 name=source.name, uri=source.uri, base_digest=source.base_digest, digest=digest, error=error

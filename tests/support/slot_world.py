@@ -94,6 +94,7 @@ class World:
         self.not_now: ErrorBody | None = None
         self.unsigned: set[str] = set()
         self.origin: dict[str, str] = {}
+        self.hanging: set[str] = set()
         self.moved: dict[str, str | ErrorBody] = {}
         self.assignment: Assignment | None = None
         self.ledger = Ledger()
@@ -253,10 +254,12 @@ class World:
                 untold = [failed for order in action.orders if (failed := self._tell(order))]
                 self.memory.adapters.tell(action.orders, untold, now=self.now, random=0.5)
             case AskAdapters():
-                order = action.order
-                found = self._adapters(order.pod).resolve(order.request.sources)
-                self.memory.adapters.looking_up(order)
-                self.memory.adapters.looked_up(order, found, now=self.now, random=0.5)
+                for question in action.orders:
+                    self.memory.adapters.looking_up(question)
+                    hanging = [key for key in question.keys if key.uri in self.hanging]
+                    if not hanging or len(question.keys) > 1:  # several are given up soon
+                        found = self._adapters(question.pod).resolve(question.request.sources, late=self.hanging)
+                        self.memory.adapters.looked_up(question, found, now=self.now, random=0.5)
             case RecordFailure() | Wait():
                 pass
 

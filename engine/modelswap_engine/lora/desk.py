@@ -4,9 +4,10 @@ Changes take the lock of their own name and nothing else. They never wait for re
 for them, and a request that names an adapter that is not there is told so: nothing answers in its place.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -52,6 +53,8 @@ from modelswap_engine.swap.companion import Base, Effect
 from modelswap_engine.swap.records import Registered
 
 T = TypeVar("T")
+TOGETHER_SECONDS: Final = 20.0
+"""How long one of several sources that are looked up together may take."""
 
 
 class AdapterDesk:
@@ -342,14 +345,21 @@ class AdapterDesk:
         return self.view()
 
     async def resolve(self, request: ResolveAdaptersRequest) -> ResolvedAdapters:
-        """Say what sources hold, and whether it could be served here; nothing is loaded."""
-        return ResolvedAdapters(adapters=[await self._resolve(source) for source in request.sources])
+        """Say what sources hold, and whether it could be served here; nothing is loaded.
 
-    async def _resolve(self, source: AdapterSource) -> ResolvedAdapter:
+        Of several none keeps the answer back for long: what takes its time is to be asked for by itself.
+        """
+        seconds, together = self._settings.load_seconds, len(request.sources) > 1
+        bound = min(seconds, TOGETHER_SECONDS) if together else seconds
+        return ResolvedAdapters(
+            adapters=await asyncio.gather(*(self._resolve(source, bound) for source in request.sources))
+        )
+
+    async def _resolve(self, source: AdapterSource, seconds: float) -> ResolvedAdapter:
         found = ResolvedAdapter(name=source.name, uri=source.uri, base_digest=source.base_digest)
         try:
             self._check_name(source.name)
-            content = (await self._read(source, "resolve")).content
+            content = (await self._within(source, self._reading(source, "resolve"), seconds)).content
         except ModelswapError as error:
             return msgspec.structs.replace(found, error=error.body())
         return msgspec.structs.replace(found, digest=content.digest, rank=content.rank, bytes=content.nbytes)
@@ -358,20 +368,23 @@ class AdapterDesk:
         self._registrations.check_order(fence, target, assigned=self._assignments.decision(target.version))
 
     async def _open(self, source: AdapterSource) -> Fitting:
-        layout = self._host.adapters()
-        return await self._within(source, open_fitting(self._opener, source, layout, vouching=self._vouching))
+        return await self._within(source, self._opening(source), self._settings.load_seconds)
 
     async def _read(self, source: AdapterSource, operation_id: str) -> Read:
-        fitting = await self._open(source)
-        return await self._within(source, read(fitting, operation_id=operation_id))
+        return await self._within(source, self._reading(source, operation_id), self._settings.load_seconds)
 
-    async def _within(self, source: AdapterSource, work: Coroutine[Any, Any, T]) -> T:
-        seconds = self._settings.load_seconds
+    async def _reading(self, source: AdapterSource, operation_id: str) -> Read:
+        return await read(await self._opening(source), operation_id=operation_id)
+
+    def _opening(self, source: AdapterSource) -> Coroutine[Any, Any, Fitting]:
+        return open_fitting(self._opener, source, self._host.adapters(), vouching=self._vouching)
+
+    async def _within(self, source: AdapterSource, work: Coroutine[Any, Any, T], seconds: float) -> T:
         try:
             return await within(self._clock, seconds, work)
         except TimeoutError:
             raise Unavailable(
-                f"adapter {source.name} was not read within {seconds:g} s", advice="check the volume of its source"
+                f"adapter {source.name} was not read within {seconds:g} s", advice="check its source, and the way there"
             ) from None
 
     def _as_strict_as_base(self, source: AdapterSource) -> AdapterSource:

@@ -1,7 +1,7 @@
 """Bringing a pod's adapters to what is assigned to it, and keeping them there.
 
 Level-triggered: whatever differs from the assignment is worked on, one task for each name. Some are read at the same
-time, so one whose source hangs or is bad keeps no other waiting unless there are as many of them; what is taken away
+time, fewer of one place (`turns`), so that one whose source hangs or is bad keeps no other waiting; what is taken away
 waits for none. What cannot be had leaves what is served under its name alone, is told in the state, and is tried again.
 """
 
@@ -16,7 +16,8 @@ from modelswap_engine.lora.reading import defect
 from modelswap_engine.lora.registrations import Registrations
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.shelf import Shelf, log
-from modelswap_engine.protocol.adapters import AdapterSource, AssignedProblem, AssignedState
+from modelswap_engine.lora.turns import Turns
+from modelswap_engine.protocol.adapters import AdapterSource, AssignedProblem, AssignedState, place_of
 from modelswap_engine.protocol.assignment import AssignedAdapter
 from modelswap_engine.protocol.errors import (
     AdapterLimit,
@@ -27,6 +28,7 @@ from modelswap_engine.protocol.errors import (
     ModelswapError,
     Refused,
     StaleRevision,
+    Unavailable,
 )
 from modelswap_engine.protocol.messages import Fence, VersionRef
 from modelswap_engine.swap.clock import Clock, within
@@ -34,9 +36,6 @@ from modelswap_engine.swap.records import Assigned
 
 FILE_SECONDS: Final = 15.0
 """How often the mounted assignment is looked at; with an operator at work a call comes sooner."""
-
-AT_ONCE: Final = 4
-"""How many adapters are loaded at the same time."""
 
 SHORTEST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 60.0
@@ -56,6 +55,11 @@ class _Problem:
     def room(self) -> bool:
         """True when it may be for the others that this one is not here."""
         return isinstance(self.error, AdapterLimit | InsufficientMemory)
+
+    @property
+    def late(self) -> bool:
+        """True when its source did not answer in time."""
+        return self.error.code == Unavailable.code
 
     def at_once(self) -> "_Problem":
         """Return it due, if that can help: to know whether there is room a whole adapter is read."""
@@ -94,7 +98,7 @@ class Following:
         self._check_name = check_name
         self._clock = clock
         self._pod_uid = pod_uid
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = Turns()
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._problems: dict[str, _Problem] = {}
         self._drains: dict[str, float] = {}
@@ -232,9 +236,11 @@ class Following:
             if now is None or self._assignments.adapters.get(item.name) != item or now.owner_uid != record.owner_uid:
                 raise Cancelled("another assignment came", advice="it is followed instead")
 
+        problem = self._problems.get(source.name)
+        again = problem is not None and problem.source == source and problem.late
         try:
             self._check_name(item.name)
-            async with self._turns:
+            async with self._turns.take(place_of(source.uri), again=again):
                 await self._changes.load(
                     source,
                     fence=self._fence(record),

@@ -31,6 +31,13 @@ def adapter_id(name: str, digest: str) -> str:
     return f"{name}@{digest.removeprefix('sha256:')[:DIGEST_SHOWN]}"
 
 
+def place_of(uri: str) -> str:
+    """Return what answers for a source: a server, a bucket, a claim, or the top of a path."""
+    scheme, _, rest = uri.partition("://")
+    host, _, path = rest.partition("/")
+    return f"{scheme}://{host or '/' + path.partition('/')[0]}"
+
+
 class AdapterState(StrEnum):
     """Where one adapter's content is.
 

@@ -26,6 +26,7 @@ from modelswap_engine.checkpoint.layout import (
 )
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceUnreadable, UnsupportedFormat
+from modelswap_engine.sources.threads import MountThreads
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
@@ -39,10 +40,11 @@ class LocalAdapter:
     Args:
         contents: the folder as it was read.
         roots: resolved folders that links in it may lead to.
+        threads: what reads in.
     """
 
-    def __init__(self, contents: Contents, *, roots: Sequence[Path]) -> None:
-        self._contents, self._roots = contents, tuple(roots)
+    def __init__(self, contents: Contents, *, roots: Sequence[Path], threads: MountThreads) -> None:
+        self._contents, self._roots, self._threads = contents, tuple(roots), threads
 
     @property
     def config(self) -> bytes:
@@ -63,7 +65,7 @@ class LocalAdapter:
         """Return name → sha256 of the bytes of every tensor."""
         stop = threading.Event()
         try:
-            return await asyncio.to_thread(self._hash, stop)
+            return await self._threads.run(self._hash, stop)
         except asyncio.CancelledError:
             stop.set()  # the thread ends at its next chunk
             raise
@@ -108,9 +110,12 @@ def is_adapter(directory: Path) -> bool:
     return there == [True, False, False]
 
 
-def open_adapter(directory: Path, *, roots: Sequence[Path]) -> LocalAdapter:
-    """Read the config and the header of an adapter's folder; see :func:`read_adapter` for what it raises."""
-    return LocalAdapter(read_adapter(directory, roots=roots), roots=roots)
+def open_adapter(directory: Path, *, roots: Sequence[Path], threads: MountThreads) -> LocalAdapter:
+    """Read the config and the header of an adapter's folder; see :func:`read_adapter` for what it raises.
+
+    ``threads`` are those of its mount.
+    """
+    return LocalAdapter(read_adapter(directory, roots=roots), roots=roots, threads=threads)
 
 
 def read_adapter(directory: Path, *, roots: Sequence[Path]) -> Contents:

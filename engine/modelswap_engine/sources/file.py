@@ -2,10 +2,12 @@
 
 All links are resolved before anything is compared with the roots, and nothing outside them is opened. The manifest is
 the shipped one, held against the headers, or is computed (and kept in the cache). A shipped one may name other mounted
-folders for what is not new in the version. Every read happens in a thread.
+folders for what is not new in the version. Every read happens in a thread, and each
+mount has its own.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +34,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.sources.adapter import LocalAdapter, open_adapter
 from modelswap_engine.sources.cache import ManifestCache
 from modelswap_engine.sources.local import LocalCheckpoint
+from modelswap_engine.sources.threads import MountThreads
 
 MOUNTED: Final = frozenset({"file", "pvc"})
 REMEMBERED: Final = 4
@@ -66,12 +69,14 @@ class FileSource:
         self._clock_ns = clock_ns
         self._used: frozenset[str] = frozenset()
         self._found: dict[str, LocalCheckpoint] = {}
+        self._threads = {root: MountThreads(f"read {root}") for root in (Path(), *self._roots)}
+        self._real: dict[Path, Path] = {}
 
     async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> LocalCheckpoint:
         """Find, read and validate the checkpoint at a URI; see :class:`sources.port.Source`."""
         stop = threading.Event()
         try:
-            found = await asyncio.to_thread(self._resolve, uri, stop)
+            found = await self._threads_of(uri).run(self._resolve, uri, stop)
         except asyncio.CancelledError:
             stop.set()  # the thread ends at its next chunk
             raise
@@ -88,7 +93,8 @@ class FileSource:
     def _resolve(self, uri: str, stop: threading.Event) -> LocalCheckpoint:
         read_at_ns = self._clock_ns()
         contents = self._read(uri)
-        found = partial(LocalCheckpoint, uri=uri, contents=contents, again=partial(self._read, uri))
+        again, threads = partial(self._read, uri), self._threads_of(uri)
+        found = partial(LocalCheckpoint, uri=uri, contents=contents, again=again, threads=threads)
         if contents.shipped is not None:
             manifest = manifests.decode(contents.shipped)
             build.check_shipped(manifest, contents, file=MANIFEST_FILE)
@@ -107,7 +113,18 @@ class FileSource:
         return read_contents(self._directory(uri, roots), roots=roots, shipped=True, find=find)
 
     def _resolved_roots(self) -> tuple[Path, ...]:
-        return tuple(root.resolve() for root in self._roots)
+        """Return where the roots are; each is asked for once, since one whose server is gone does not answer."""
+        for root in self._roots:
+            with contextlib.suppress(OSError):
+                if root not in self._real and root.exists():
+                    self._real[root] = root.resolve()
+        return tuple(self._real.get(root, root) for root in self._roots)
+
+    def _threads_of(self, uri: str) -> MountThreads:
+        """Return the threads of the mount that a path is on as it is written; a link may lead to another."""
+        path = self._path(uri)
+        roots = [root for root in self._roots if path.is_relative_to(root)]
+        return self._threads[max(roots, key=lambda root: len(root.parts), default=Path())]
 
     def _find(self, uri: str, roots: tuple[Path, ...], entry: TensorEntry) -> Path:
         """Return the folder of a tensor that the manifest of a version names, under the same roots as the version."""
@@ -127,7 +144,7 @@ class FileSource:
 
     async def open_adapter(self, uri: str, *, credentials: str = "") -> LocalAdapter:
         """Find the LoRA adapter at a URI; see :class:`sources.port.Source`."""
-        return await asyncio.to_thread(self._open_adapter, uri)
+        return await self._threads_of(uri).run(self._open_adapter, uri)
 
     async def retain(self, digests: Collection[str]) -> None:
         """Forget the other versions; of them it keeps nothing but manifests."""
@@ -136,7 +153,7 @@ class FileSource:
 
     def _open_adapter(self, uri: str) -> LocalAdapter:
         roots = self._resolved_roots()
-        return open_adapter(self._directory(uri, roots), roots=roots)
+        return open_adapter(self._directory(uri, roots), roots=roots, threads=self._threads_of(uri))
 
     def _cached(self, contents: Contents) -> Manifest | None:
         kept = self._cache.get(contents.directory, contents.stamps) if self._cache is not None else None

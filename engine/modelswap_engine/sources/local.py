@@ -1,6 +1,5 @@
 """A validated checkpoint in a local folder: ranges into its files, copies of its side files, and whether it changed."""
 
-import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
 from modelswap_engine.sources import side_files
 from modelswap_engine.sources.port import Travelled, others
+from modelswap_engine.sources.threads import MountThreads
 
 _ADVICE: Final = "write new versions to a new folder instead of overwriting one"
 
@@ -27,10 +27,14 @@ class LocalCheckpoint:
         manifest: complete.
         contents: the folder as it was read; the side files are copied from these very bytes.
         again: reads the folder that the URI means now, no tensors.
+        threads: what reads in.
     """
 
-    def __init__(self, *, uri: str, manifest: Manifest, contents: Contents, again: Callable[[], Contents]) -> None:
+    def __init__(
+        self, *, uri: str, manifest: Manifest, contents: Contents, again: Callable[[], Contents], threads: MountThreads
+    ) -> None:
         self._uri, self._manifest, self._contents, self._again = uri, manifest, contents, again
+        self._threads = threads
 
     @property
     def uri(self) -> str:
@@ -80,15 +84,15 @@ class LocalCheckpoint:
 
     async def copy_side_files(self, destination: Path) -> None:
         """Make ``destination`` a read-only folder with exactly the manifest's side files."""
-        await asyncio.to_thread(self._copy_side_files, destination)
+        await self._threads.run(self._copy_side_files, destination)
 
     async def unchanged(self, *, suspected: bool = False) -> None:
         """Check that no file was touched since it was resolved."""
-        await asyncio.to_thread(self._unchanged)
+        await self._threads.run(self._unchanged)
 
     async def moved(self) -> str:
         """Read the folder again, but no tensors."""
-        return await asyncio.to_thread(self._moved)
+        return await self._threads.run(self._moved)
 
     def _moved(self) -> str:
         contents, before = self._again(), self._contents.stamps

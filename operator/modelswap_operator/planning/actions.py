@@ -137,7 +137,7 @@ class ResolveOrder:
 class AskAdapters:
     """Look sources of adapters up; nothing changes in the pod."""
 
-    order: ResolveOrder
+    orders: tuple[ResolveOrder, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """The planner's next steps for the adapters of a slot: publish, tell the pods, look sources up. Pure."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
 from modelswap_engine.protocol.adapter_calls import MOST_RESOLVED, AssignAdaptersRequest, ResolveAdaptersRequest
-from modelswap_engine.protocol.adapters import AdapterSource, AssignedState
+from modelswap_engine.protocol.adapters import AdapterSource, AssignedState, place_of
 from modelswap_engine.protocol.messages import Fence
 from modelswap_operator.planning.actions import (
     AdapterOrder,
@@ -19,10 +20,13 @@ from modelswap_operator.planning.actions import (
 from modelswap_operator.planning.adapters import Adapters, resolve_key
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.errors import is_final
-from modelswap_operator.planning.snapshot import Pod
+from modelswap_operator.planning.snapshot import Pod, Resolution, ResolveKey
 
 POLL_SECONDS: Final = 0.5
 """How often pods are read that load or unload adapters."""
+
+LATE_AT_ONCE: Final = 2
+"""How many sources of one place that were late before are looked up at the same time."""
 
 TROUBLED_SECONDS: Final = 10.0
 """How often pods are read that have an adapter which they cannot load now."""
@@ -100,22 +104,40 @@ def send(a: Assessment, now: datetime) -> SendAdapters | None:
 
 
 def ask(adapters: Adapters, now: datetime) -> AskAdapters | None:
-    """Look up sources that are not pinned, at one pod, some at a time."""
-    known = adapters.a.snapshot.memory.resolved
-    if any(result.pending for result in known.values()):
-        return None
-    pod = _able(adapters.a)
+    """Look up sources that are not pinned, at one pod: those of a place together, and no more until they are answered.
+
+    What was late is looked up by itself, so that it keeps nothing else waiting.
+    """
+    known, pod = adapters.a.snapshot.memory.resolved, _able(adapters.a)
     keys = [
         resolve_key(adapters.a, wish.adapter.spec, source)
         for wish in adapters.wishes
         if wish.adapter.spec is not None
         for source in wish.unresolved
     ]
-    due = [key for key in keys if key not in known or (known[key].retry_at or now) <= now][:MOST_RESOLVED]
+    due = [key for key in keys if key not in known or _due(known[key], now)]
     if pod is None or not due:
         return None
-    sources = [AdapterSource(**key._asdict()) for key in due]
-    return AskAdapters(order=ResolveOrder(pod=pod, keys=tuple(due), request=ResolveAdaptersRequest(sources=sources)))
+    late = {key for key, result in known.items() if result.late}
+    busy = Counter((place_of(key.uri), key in late) for key, result in known.items() if result.pending)
+    found: dict[tuple[str, object], list[ResolveKey]] = {}
+    for key in due:
+        place = place_of(key.uri)
+        lane = found.setdefault((place, key if key in late else None), [])
+        if busy[place, key in late] < (LATE_AT_ONCE if key in late else 1) and len(lane) < MOST_RESOLVED:
+            lane.append(key)
+            busy[place, True] += key in late
+    orders = tuple(_resolve(pod, lane) for lane in found.values() if lane)
+    return AskAdapters(orders=orders) if orders else None
+
+
+def _due(result: Resolution, now: datetime) -> bool:
+    return not result.pending and result.error is not None and (result.retry_at or now) <= now
+
+
+def _resolve(pod: Pod, keys: Sequence[ResolveKey]) -> ResolveOrder:
+    sources = [AdapterSource(**key._asdict()) for key in keys]
+    return ResolveOrder(pod=pod, keys=tuple(keys), request=ResolveAdaptersRequest(sources=sources))
 
 
 def _able(a: Assessment) -> Pod | None:

@@ -112,12 +112,16 @@ class ResolveKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """What ``pod`` found at a source: pending while both ``digest`` and ``error`` are missing."""
+    """What ``pod`` found at a source: pending while both ``digest`` and ``error`` are missing.
+
+    ``late`` is True when the source did not answer in time at the last try.
+    """
 
     pod: str
     digest: str = ""
     error: ErrorBody | None = None
     attempts: int = 0
+    late: bool = False
     retry_at: datetime | None = None
 
     @property

@@ -4,14 +4,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
+from typing import Final
 
 from modelswap_engine.protocol.adapter_calls import ResolvedAdapters
-from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.errors import ErrorBody, Unavailable
 from modelswap_operator.planning.actions import AdapterOrder, ResolveOrder, UntoldPod
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
 from modelswap_operator.planning.errors import is_final
 from modelswap_operator.planning.snapshot import Resolution, ResolveKey, Snapshot, Untold
 
+LATE: Final = (Unavailable.code, "EngineTimeout")
+"""What is said of a source that did not answer, by the pod or for it."""
 _EMPTY = ErrorBody(code="EngineFailed", message="the pod said nothing about this source", retryable=True)
 
 
@@ -45,7 +48,12 @@ class AdapterMemory:
             for source in adapter.spec.sources
             if not source.digest
         }
-        self._resolved = {key: found for key, found in self._resolved.items() if key in named}
+        pods = {pod.name for pod in snapshot.pods if not pod.terminating}
+        self._resolved = {
+            key: found
+            for key, found in self._resolved.items()
+            if key in named and (found.pod in pods or not found.pending)  # of a pod that is gone no answer will come
+        }
         present = {pod.uid for pod in snapshot.pods}
         self._untold = {uid: found for uid, found in self._untold.items() if uid in present}
         again = {a.spec.adapter_name for a in snapshot.adapters if a.asked_again and a.spec is not None}
@@ -76,8 +84,8 @@ class AdapterMemory:
     def looking_up(self, order: ResolveOrder) -> None:
         """Remember that a pod is working on it."""
         for key in order.keys:
-            before = self._resolved.get(key)
-            self._resolved[key] = Resolution(pod=order.pod.name, attempts=before.attempts if before else 0)
+            before = self._resolved.get(key) or Resolution(pod="")
+            self._resolved[key] = Resolution(pod=order.pod.name, attempts=before.attempts, late=before.late)
 
     def looked_up(
         self, order: ResolveOrder, answer: ResolvedAdapters | ErrorBody, *, now: datetime, random: float
@@ -87,7 +95,7 @@ class AdapterMemory:
         said = {(row.name, row.uri, row.base_digest): row for row in rows}
         for key in order.keys:
             before = self._resolved.get(key)
-            if before is None or not before.pending:
+            if before is None or not before.pending or before.pod != order.pod.name:
                 continue
             row = said.get(key[:3])
             if row is not None and row.digest:
@@ -97,4 +105,6 @@ class AdapterMemory:
             longest = SLOW_SECONDS if is_final(error) else LONGEST_SECONDS
             attempts = before.attempts + 1
             wait = delay(attempts + 8 * is_final(error), random, longest=longest)
-            self._resolved[key] = Resolution(pod=order.pod.name, error=error, attempts=attempts, retry_at=now + wait)
+            self._resolved[key] = Resolution(
+                pod=order.pod.name, error=error, attempts=attempts, retry_at=now + wait, late=error.code in LATE
+            )

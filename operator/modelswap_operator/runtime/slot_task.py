@@ -171,7 +171,8 @@ class SlotTask(ObjectTask):
                         "adapters not told", pod=pod.pod.name, code=pod.error.code, error=pod.error.message
                     )
             case AskAdapters():
-                self._look_up(action.order)
+                for question in action.orders:
+                    self._look_up(question)
             case RecordFailure() | Wait():
                 pass
         await self._tell(look.snapshot, events.of_action(action))

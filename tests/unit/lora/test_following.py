@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from modelswap_engine.lora.following import AT_ONCE
 from modelswap_engine.lora.registry import Registry
+from modelswap_engine.lora.turns import AT_ONCE, OF_A_PLACE
 from modelswap_engine.protocol.adapter_calls import (
     AssignAdaptersRequest,
     ResolveAdaptersRequest,
@@ -148,6 +148,28 @@ async def test_a_source_that_hangs_keeps_no_other_adapter_waiting(world: World) 
     world.opener.hanging[slow.sources[0].uri].set()
     await world.clock.settle()
     assert (world.served(), world.told.open) == ({"a": "one", "c": "one"}, 0)
+
+
+async def test_a_place_that_hangs_holds_up_what_lies_there_and_only_until_it_was_late() -> None:
+    world = World(slots=16, load_seconds=20)
+    slow = [world.item(f"slow-{number}") for number in range(OF_A_PLACE)]
+    for item in slow:
+        world.opener.hanging[item.sources[0].uri] = asyncio.Event()
+    there, elsewhere = world.item("there"), world.item("elsewhere", place="s3://bucket")
+    await world.assign(*slow, there, elsewhere, revision=1)
+    assert world.served() == {"elsewhere": "one"}
+    await world.clock.advance(21)
+    assert world.served() == {"elsewhere": "one", "there": "one"}
+    assert set(world.problems().values()) == {"Unavailable"}
+    await world.clock.advance(5)  # they are tried again, one at a time
+    more = world.item("more")
+    await world.assign(*slow, there, elsewhere, more, revision=2)
+    assert world.served() == {"elsewhere": "one", "there": "one", "more": "one"}
+    for hanging in world.opener.hanging.values():
+        hanging.set()
+    await world.clock.advance(200)
+    assert len(world.served()) == OF_A_PLACE + 3
+    await world.desk.stop()
 
 
 async def test_an_assignment_that_came_while_its_adapter_was_read_is_the_one_that_counts(world: World) -> None:
@@ -418,3 +440,19 @@ async def test_an_adapter_is_asked_for_with_the_credentials_that_it_is_assigned_
     world.opener.credentials.clear()
     await world.restart()
     assert world.opener.credentials == {item.sources[0].uri: "adapters"}, "a restarted pod asks with the same"
+
+
+async def test_of_several_sources_none_keeps_the_answer_back_for_long() -> None:
+    world = World(load_seconds=300)
+    good, slow = (world.opener.put(f"s3://bucket/{name}", "one") for name in ("good", "slow"))
+    world.opener.hanging[slow] = asyncio.Event()
+    sources = [AdapterSource(name=uri[-4:], uri=uri) for uri in (slow, good)]
+    before = world.clock.now
+    found = (await world.clock.run(world.desk.resolve(ResolveAdaptersRequest(sources=sources)))).adapters
+    assert world.clock.now - before == 20
+    assert [row.error.code if row.error else "" for row in found] == ["Unavailable", ""]
+    alone = asyncio.create_task(world.desk.resolve(ResolveAdaptersRequest(sources=sources[:1])))
+    await world.clock.advance(100)
+    world.opener.hanging[slow].set()
+    assert (await alone).adapters[0].digest == found[1].digest
+    await world.desk.stop()

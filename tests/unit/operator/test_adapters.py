@@ -8,8 +8,10 @@ import pytest
 from modelswap_engine.protocol.adapters import OnIncompatible
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.policy import Verification
+from modelswap_operator.api.loraadapter import SourceSpec
 from modelswap_operator.api.modelversion import AdaptersSpec, CredentialsRef, VerificationSpec
 from modelswap_operator.planning.actions import AskAdapters, AskPlans, SendAdapters, StartSwaps, WriteAssignment
+from modelswap_operator.planning.adapter_steps import LATE_AT_ONCE
 from tests.support.adapter_world import AdapterWorld, source, uri
 from tests.support.sim_pod import CATALOG, digest
 
@@ -145,6 +147,28 @@ def test_somebody_who_asks_has_every_try_made_now_and_once() -> None:
     made.settle()
     assert (made.writes, len(adapter_writes(made))) == (writes, told)
     assert made.status_of("a").last_handled_request_at == "now"
+
+
+def test_sources_that_hang_hold_up_nothing_that_does_not() -> None:
+    made = world()
+    slow = [f"s3://slow/{number}" for number in range(20)]
+    made.hanging = set(slow)
+    for number, place in enumerate(slow):
+        made.create(f"slow-{number}", SourceSpec(uri=place))
+    made.create("a")
+    made.rest()
+    assert (made.loaded(), made.says("a")) == ([{"a": "1"}] * 3, READY)
+    pending = [result for result in made.memory.view().resolved.values() if result.pending]
+    assert len(pending) == LATE_AT_ONCE, "each by itself, a few at a time"
+    assert made.contents is not None
+    made.contents["s3://slow/new"] = digest("1")
+    made.create("new", SourceSpec(uri="s3://slow/new"))
+    made.rest()
+    assert made.says("new") == READY
+    asked = len(made.actions(AskAdapters))
+    made.pods = [pod for pod in made.pods if pod.name != pending[0].pod]
+    made.rest()
+    assert len(made.actions(AskAdapters)) > asked, "a pod that is gone will not answer"
 
 
 def test_what_was_looked_up_stays_whatever_becomes_of_the_source() -> None:
@@ -540,7 +564,7 @@ def test_credentials_and_the_slot_s_policy_go_with_an_adapter_to_who_looks_it_up
     made.create("a", named)
     made.settle()
     wire = Verification(required=True, keys=("release.pub",))
-    asked = made.actions(AskAdapters)[0].order.request.sources[0]
+    asked = made.actions(AskAdapters)[0].orders[0].request.sources[0]
     assert (asked.uri, asked.credentials, asked.verification) == (uri("1"), "adapters", wire)
     assert made.assignment is not None
     loaded = made.assignment.adapters[0].source_for(V10)

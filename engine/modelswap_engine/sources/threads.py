@@ -1,0 +1,71 @@
+"""Blocking reads of one mount, in threads of its own: a server that is gone takes those, and nobody else's.
+
+A thread that hangs in the kernel cannot be ended, so whoever gives up leaves it behind, and its turn with it until it
+comes back. The threads are no reason for the process to stay.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+AT_ONCE: Final = 8
+
+
+class MountThreads:
+    """Calls of one event loop that may block.
+
+    Args:
+        name: of the threads, for who looks at the process.
+        at_once: how many calls are made at the same time; others wait in turn.
+    """
+
+    def __init__(self, name: str, *, at_once: int = AT_ONCE) -> None:
+        self._name, self._free = name, at_once
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def run(self, call: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Return what a call returns; a caller that is cancelled waits no longer, and the call goes on."""
+        loop = asyncio.get_running_loop()
+        while not self._free:
+            turn: asyncio.Future[None] = loop.create_future()
+            self._waiting.append(turn)
+            await turn
+        self._free -= 1
+        answer: asyncio.Future[T] = loop.create_future()
+        work = partial(copy_context().run, partial(call, *arguments, **keywords))
+        threading.Thread(target=self._work, args=(loop, work, answer), name=self._name, daemon=True).start()
+        return await answer
+
+    def _work(self, loop: asyncio.AbstractEventLoop, work: Callable[[], T], answer: asyncio.Future[T]) -> None:
+        try:
+            told = partial(_result, answer, work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            told = partial(_error, answer, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            loop.call_soon_threadsafe(self._ended, told)
+
+    def _ended(self, told: Callable[[], None]) -> None:
+        self._free += 1
+        told()
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+
+def _result(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _error(answer: asyncio.Future[T], error: BaseException) -> None:
+    if not answer.done():
+        answer.set_exception(error)
