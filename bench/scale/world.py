@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.protocol.version import PROTOCOL_VERSION
 from tests.support.apiserver import ApiServer
 from tests.support.custom import GROUP_VERSION, model_version
 from tests.support.fake_sidecar import Content, FakeSidecar
@@ -40,6 +41,11 @@ class SimulatedPod:
     name: str
     address: str
     sidecar: FakeSidecar
+
+    @property
+    def staged_ahead(self) -> bool:
+        """Say whether it was asked to stage and to wait until it is told to go on."""
+        return any(order.hold is not None for order in self.sidecar.swaps)
 
 
 @dataclass(kw_only=True)
@@ -90,7 +96,7 @@ class World:
 
     async def _add_pod(self, slot: SimulatedSlot, number: int, version: str) -> None:
         address = f"127.{self._block}.{number // 250 + 1}.{number % 250 + 1}"
-        sidecar = FakeSidecar(pod_uid="", contents=self._contents, live=ref(version))
+        sidecar = FakeSidecar(pod_uid="", contents=self._contents, live=ref(version), protocol=PROTOCOL_VERSION)
         sidecar.on_call = lambda call: _note(slot, call)
         await sidecar.start(address, PORT)
         name = f"{slot.name}-{number}"
@@ -160,7 +166,7 @@ class World:
 
 
 def _note(slot: SimulatedSlot, call: str) -> None:
-    if call.startswith("POST") and not slot.first_call:
+    if call in ("POST /plan", "POST /swaps") and not slot.first_call:
         slot.first_call = time.monotonic()
 
 
