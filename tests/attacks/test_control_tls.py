@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
 
 from modelswap_engine.http.tls import Certificate
 from modelswap_engine.protocol.messages import VersionRef
@@ -194,6 +195,19 @@ async def test_a_plain_client_gets_nothing_from_a_port_with_tls(world: World) ->
             await client.state(pod(port, tls=False))
         assert sidecar.calls == []
         assert (await client.state(pod(port))).pod_uid == UID
+
+
+async def test_when_the_last_authority_ends_is_told_whenever_there_are_others(world: World) -> None:
+    told: list[float] = []
+    trust = Trust(mode=ControlTls.REQUIRED, ca_file=world.authorities, clock=lambda: world.now, expires=told.append)
+    await trust.load()
+    pems = [AUTHORITY.cert_pem.bytes(), trustme.CA().cert_pem.bytes()]
+    ends = [x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp() for pem in pems]
+    put(world.authorities, b"".join(pems))
+    world.now += 10
+    await trust.channel("pod-1", namespace=NAMESPACE, tls=True)
+    await trust.channel("pod-1", namespace=NAMESPACE, tls=True)
+    assert told == [ends[0], max(ends)]
 
 
 async def test_old_versions_of_tls_are_refused_by_both_sides(world: World) -> None:

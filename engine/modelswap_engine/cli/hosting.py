@@ -25,6 +25,7 @@ from modelswap_engine.cli.logs import configure
 from modelswap_engine.http.app import listening
 from modelswap_engine.http.auth import Authenticator, InsecureAuthenticator, TokenFileAuthenticator
 from modelswap_engine.http.cluster import cluster_authenticator
+from modelswap_engine.http.metrics import Metrics
 from modelswap_engine.http.tls import certified
 from modelswap_engine.protocol.assignment import ASSIGNMENT_KEY, Assignment
 from modelswap_engine.protocol.codec import decode
@@ -207,11 +208,17 @@ async def serve_ports(
     data: web.Application,
     coordinator: Coordinator,
     template: Template,
+    metrics: Metrics,
     stopping: asyncio.Event,
 ) -> None:
     """Listen on both ports, load what must be served, and serve until told to stop."""
     async with (
-        certified(settings.control_tls_cert, settings.control_tls_key, clock=SystemClock()) as tls,
+        certified(
+            settings.control_tls_cert,
+            settings.control_tls_key,
+            clock=SystemClock(),
+            expires=metrics.certificate_expires,
+        ) as tls,
         listening(control, host=settings.host, port=settings.control_port, cancel_abandoned=False, tls=tls),
         listening(data, host=settings.host, port=settings.port, cancel_abandoned=True),
     ):

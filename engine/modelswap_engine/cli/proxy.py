@@ -133,6 +133,7 @@ async def _serve(settings: ProxySettings) -> None:
                 data=data,
                 coordinator=sidecar.coordinator,
                 template=template,
+                metrics=sidecar.metrics,
                 stopping=stopping,
             )
 

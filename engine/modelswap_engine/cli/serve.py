@@ -99,7 +99,13 @@ async def _serve(settings: ServeSettings) -> None:
         adapters=adapters,
     )
     await hosting.serve_ports(
-        settings, control=control, data=data, coordinator=coordinator, template=template, stopping=stopping
+        settings,
+        control=control,
+        data=data,
+        coordinator=coordinator,
+        template=template,
+        metrics=metrics,
+        stopping=stopping,
     )
 
 

@@ -69,6 +69,12 @@ class Metrics:
         self.requests_in_flight = Gauge(
             f"{PREFIX}_http_requests_in_flight", "Requests the data port is working on.", registry=self.registry
         )
+        self._certificates = Gauge(
+            f"{PREFIX}_certificate_expiry_timestamp_seconds",
+            "When the certificate that a port shows does not hold any more.",
+            ["port"],
+            registry=self.registry,
+        )
         self.registry.register(_StateCollector(state))
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
@@ -76,6 +82,10 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], labels: Sequence[str] = ()) -> Histogram:
         return Histogram(f"{PREFIX}_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+    def certificate_expires(self, at: float) -> None:
+        """Say when the control port's certificate does not hold any more."""
+        self._certificates.labels("control").set(at)
 
     def count_request(self, admitted: VersionRef | None, outcome: str) -> None:
         """Count one finished request of the data port; ``admitted`` is None for one that was not let in."""

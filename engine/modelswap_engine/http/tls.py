@@ -9,11 +9,12 @@ It refuses to know what is served.
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
+from cryptography import x509
 
 from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.swap.clock import Clock
@@ -27,12 +28,18 @@ _log = structlog.get_logger("modelswap.tls")
 
 
 class Certificate:
-    """A certificate with its key, as the files hold it now; ``context`` is what a port listens with."""
+    """A certificate with its key, as the files hold it now.
+
+    Attributes:
+        context: what a port listens with.
+        expires: when what is shown does not hold any more, in seconds of the epoch.
+    """
 
     def __init__(self, *, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
         self._tried = _stamp(self._files)
         self._newest = self.context = _context(certificate, key)
+        self.expires = _expires(certificate)
         # Asked in each handshake, whether or not the client names a server.
         self.context.sni_callback = self._choose
 
@@ -46,7 +53,7 @@ class Certificate:
             return False
         self._tried = stamp
         try:
-            self._newest = _context(*self._files)
+            self._newest, self.expires = _context(*self._files), _expires(self._files[0])
         except BadRequest as error:
             _log.error("the control port keeps its certificate", reason=error.message, next=error.advice)
             return False
@@ -59,9 +66,11 @@ class Certificate:
 
 @contextlib.asynccontextmanager
 async def certified(
-    certificate: Path | None, key: Path | None, *, clock: Clock
+    certificate: Path | None, key: Path | None, *, clock: Clock, expires: Callable[[float], None] = lambda _: None
 ) -> AsyncIterator[ssl.SSLContext | None]:
     """Follow the files while the context lasts; yields what to listen with, None without files: plain HTTP.
+
+    ``expires`` is told when the certificate does not hold any more, at once and whenever there is another.
 
     Raises:
         BadRequest: the files cannot be used.
@@ -70,7 +79,8 @@ async def certified(
         yield None
         return
     found = await asyncio.to_thread(lambda: Certificate(certificate=certificate, key=key))
-    following = asyncio.create_task(_follow(found, clock), name="control port's certificate")
+    expires(found.expires)
+    following = asyncio.create_task(_follow(found, clock, expires), name="control port's certificate")
     try:
         yield found.context
     finally:
@@ -78,10 +88,11 @@ async def certified(
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def _follow(certificate: Certificate, clock: Clock) -> None:
+async def _follow(certificate: Certificate, clock: Clock, expires: Callable[[float], None]) -> None:
     while True:
         await clock.sleep(LOOK_SECONDS)
         await asyncio.to_thread(certificate.look)
+        expires(certificate.expires)
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -97,6 +108,15 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
             advice="both are PEM, the key is not encrypted and belongs to the first certificate of the file",
         ) from None
     return context
+
+
+def _expires(certificate: Path) -> float:
+    """Return when the first of the certificates of a file ends: it is shown with those that vouch for it."""
+    try:
+        found = x509.load_pem_x509_certificates(certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"certificate {certificate}: {error}", advice="it is a PEM file") from None
+    return min(shown.not_valid_after_utc.timestamp() for shown in found)
 
 
 def _stamp(files: tuple[Path, ...]) -> _Stamp:

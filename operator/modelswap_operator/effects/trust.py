@@ -69,6 +69,7 @@ class Trust:
         ca_file: the authorities, PEM.
         server_name: the name in certificates; ``{namespace}`` stands for the pod's.
         clock: seconds that never go back.
+        expires: told when the last of the authorities does not hold any more, in seconds of the epoch.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class Trust:
         ca_file: Path | None = None,
         server_name: str = SERVER_NAME,
         clock: Callable[[], float],
+        expires: Callable[[float], None] = lambda _: None,
     ) -> None:
+        self._expires = expires
         self._mode, self._file, self._server_name, self._clock = mode, ca_file, server_name, clock
         self._context: ssl.SSLContext | None = None
         self._read = b""
@@ -142,6 +145,9 @@ class Trust:
         if self._read:
             _log.info("the authorities of control ports have changed", file=str(file))
         self._read, self._context = read, context
+        ends = [ssl.cert_time_to_seconds(str(found["notAfter"])) for found in context.get_ca_certs()]
+        if ends:  # what is believed by itself, without being an authority, is not among them
+            self._expires(max(ends))
 
 
 PLAIN_ONLY: Final = Trust(clock=lambda: 0.0)

@@ -125,6 +125,7 @@ class Operator:
             ca_file=settings.control_ca_file,
             server_name=settings.control_server_name,
             clock=time.monotonic,
+            expires=self.metrics.authorities_expire,
         )
         await trust.load()
         async with EngineClient(self._tokens(kube), trust=trust) as engines:

@@ -62,6 +62,12 @@ class Metrics:
             ["resource"],
             registry=registry,
         )
+        self._authorities = Gauge(
+            "modelswap_authority_expiry_timestamp_seconds",
+            "When the last of the authorities that are believed does not hold any more.",
+            ["port"],
+            registry=registry,
+        )
         Gauge(
             "modelswap_clock_ahead_seconds",
             "By how much the system's clock was set forward since this process began.",
@@ -107,6 +113,10 @@ class Metrics:
     def outdone(self) -> None:
         """Count a pass that met a decision under a higher epoch than this process has."""
         self._outdone.inc()
+
+    def authorities_expire(self, at: float) -> None:
+        """Say when the last of the authorities of control ports does not hold any more."""
+        self._authorities.labels("control").set(at)
 
     def seen(self, resource: str) -> None:
         """Note a watch event."""

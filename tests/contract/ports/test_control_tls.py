@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,26 @@ create) echo {token} ;;
 port-forward) echo "Forwarding from 127.0.0.1:{port} -> 8001"; exec sleep 60 ;;
 esac
 """
+
+
+async def test_the_metrics_say_when_the_certificate_ends_also_after_it_was_renewed(tmp_path: Path) -> None:
+    clock, metrics, folder = Ticks(), Metrics(EngineState), tmp_path / "tls"
+
+    def shown() -> float | None:
+        labels = {"port": "control"}
+        return metrics.registry.get_sample_value("modelswap_certificate_expiry_timestamp_seconds", labels)
+
+    first, second = (datetime(2040, 1, day, tzinfo=UTC) for day in (1, 2))
+    files = write_pair(AUTHORITY, folder, NAME, ends=first)
+    assert shown() is None, "a port without TLS has none"
+    async with certified(*files, clock=clock, expires=metrics.certificate_expires):
+        assert shown() == first.timestamp()
+        write_pair(AUTHORITY, folder, NAME, ends=second)
+        await clock.tick()
+        assert shown() == second.timestamp()
+        put(files.certificate, b"half of a pair")
+        await clock.tick()
+        assert shown() == second.timestamp(), "it is that of the certificate that is shown"
 
 
 async def test_the_plugin_reaches_it_through_a_port_forward(ports: Ports, files: Files, tmp_path: Path) -> None:
