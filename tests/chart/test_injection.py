@@ -89,10 +89,15 @@ def in_order(spec: Object) -> Object:
     return found
 
 
+@pytest.mark.parametrize("tls", ["", "chat-tls"])
 @every_engine
-def test_the_pod_is_that_of_the_chart(charts: Charts, engine: str) -> None:
-    rendered = one(charts.template(CHART, chart_values(engine)), "Deployment")["spec"]["template"]
-    template = yaml.safe_load(inject(yaml.safe_dump(users(engine)), *ARGUMENTS, *OPTIONS[engine]))["spec"]["template"]
+def test_the_pod_is_that_of_the_chart(charts: Charts, engine: str, tls: str) -> None:
+    values = chart_values(engine) | ({"controlTls": {"enabled": True, "secretName": tls}} if tls else {})
+    rendered = one(charts.template(CHART, values), "Deployment")["spec"]["template"]
+    more = [f"--control-tls-secret={tls}"] if tls else []
+    printed = inject(yaml.safe_dump(users(engine)), *ARGUMENTS, *OPTIONS[engine], *more)
+    template = yaml.safe_load(printed)["spec"]["template"]
+    assert ("modelswap-tls" in printed, f"secretName: {tls}" in printed) == (bool(tls), bool(tls))
     assert in_order(template["spec"]) == in_order(rendered["spec"])
     assert template["metadata"]["labels"] == {"app": "chat", "modelswap.dev/slot": "chat"}
     assert template["metadata"]["annotations"] == rendered["metadata"]["annotations"]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
@@ -73,6 +74,9 @@ def inject(
     checkpoints: Annotated[str, typer.Option(help="Room for three of the largest checkpoint, such as 60Gi.")] = "",
     image: Annotated[str, typer.Option(help="Image of modelswap; else the chart's of this release.")] = "",
     operator: Annotated[str, typer.Option(help="NAMESPACE:ACCOUNT of the operator.")] = "modelswap-system:modelswap",
+    control_tls_secret: Annotated[
+        str, typer.Option(help="With tls.crt and tls.key: the control port speaks TLS.")
+    ] = "",
     drain_seconds: Annotated[int, typer.Option(min=1, max=86400, help="Longer than the longest answer takes.")] = 60,
     experimental: Annotated[bool, typer.Option("--experimental", help="Needed for vllm and sglang.")] = False,
     output: Annotated[Form, typer.Option("-o", "--output", help="yaml or json.")] = Form.YAML,
@@ -88,7 +92,8 @@ def inject(
     if not _already(workload, slot, engine):
         given = Given(engine, slot, container, model, served_model_name, checkpoints, experimental)
         wanted = _wanted(workload, given, version=version, image=image, operator=operator, drain=drain_seconds)
-        shape = {name: value for name, value in _shape(wanted.engine).items() if name != "image"}
+        wanted = replace(wanted, tls=control_tls_secret)
+        shape = {name: value for name, value in _shape(wanted.engine, tls=bool(wanted.tls)).items() if name != "image"}
         documents[place] = injected(workload, container=container, wanted=wanted, shape=shape)
         _say(workload, container, wanted)
     if output is Form.JSON:
@@ -211,10 +216,10 @@ def _bytes(size: str) -> int:
     return int(found[1]) * _UNITS[found[2] or ""]
 
 
-def _shape(engine: str) -> Object:
+def _shape(engine: str, *, tls: bool = False) -> Object:
     """Return the chart's pod for an engine, with marks."""
     text = resources.files(__package__).joinpath("pods.yaml").read_text(encoding="utf-8")
-    found: Object = yaml.safe_load(text)[engine]
+    found: Object = yaml.safe_load(text)[f"{engine}-tls" if tls else engine]
     return found
 
 
@@ -226,4 +231,7 @@ def _say(workload: Object, container: str, wanted: Wanted) -> None:
         typer.echo(f"# port {', '.join(map(str, ports))} is gone: let Services lead to 8000, named http", err=True)
     if wanted.engine == EMBEDDED:
         typer.echo(f"# container {engine['name']} runs {wanted.image} now; its command and options are gone", err=True)
+    if wanted.tls:
+        need = "for modelswap-control.NAMESPACE.svc, by an authority in the operator's controlTls.ca"
+        typer.echo(f"# Secret {wanted.tls} has to be there with tls.crt and tls.key, {need}", err=True)
     typer.echo(f"# clients ask for {wanted.served}; ship versions by a ModelVersion named {wanted.slot}", err=True)

@@ -29,7 +29,10 @@ _MARK: Final = re.compile(r"<(\w+)(?:\+(\d+))?>")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the marks of a pod stand for; "" leaves out the options that need it. ``words`` is the engine's command."""
+    """What the marks of a pod stand for; "" leaves out the options that need it.
+
+    ``words`` is the engine's command, ``tls`` the Secret with the control port's certificate, "" for plain HTTP.
+    """
 
     engine: str
     slot: str
@@ -42,6 +45,7 @@ class Wanted:
     drain: int
     checkpoints: int
     words: tuple[str, ...] = ()
+    tls: str = ""
 
 
 def slot_in(workload: Object) -> str:
