@@ -4,6 +4,7 @@ Counters and histograms are fed by the ports; everything that is a state (versio
 coordinator at scrape time, so that it can never disagree with ``GET /state``.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -63,8 +64,14 @@ class Metrics:
         )
         self.served_bytes = self._counter("served_bytes", "Bytes given to other pods of the slot.", [])
         self.requests = self._counter("requests", "Finished requests of the data port.", ["version", "outcome"])
-        self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "Request received to first token.", _FIRST_TOKEN_BUCKETS
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "Request received to first token.", _FIRST_TOKEN_BUCKETS, ["version"]
+        )
+        self._gate_wait = self._histogram(
+            "gate_wait_seconds",
+            "Request received to being let in, its adapter included.",
+            _PAUSE_BUCKETS,
+            ["version"],
         )
         self.requests_in_flight = Gauge(
             f"{PREFIX}_http_requests_in_flight", "Requests the data port is working on.", registry=self.registry
@@ -92,12 +99,30 @@ class Metrics:
         if admitted is not None:
             self.answers.count(admitted.digest, outcome)
         version = admitted.version if admitted is not None else ""
-        self._versions.setdefault(version, set()).add(outcome)
+        self._seen(version).add(outcome)
         self.requests.labels(version, outcome).inc()
+
+    def let_in(self, version: str, seconds: float) -> None:
+        """Record how long a request waited until it was let in to a version."""
+        self._seen(version)
+        self._gate_wait.labels(version).observe(seconds)
+
+    def first_token(self, version: str, seconds: float) -> None:
+        """Record how long the first token of an answer took."""
+        self._seen(version)
+        self._first_token.labels(version).observe(seconds)
+
+    def _seen(self, version: str) -> set[str]:
+        """Return the outcomes that a version has series for; the oldest version's series go when there are many."""
+        outcomes = self._versions.setdefault(version, set())
         while len(self._versions) > _VERSION_SERIES:
             oldest = next(iter(self._versions))
-            for outcome_of_oldest in self._versions.pop(oldest):
-                self.requests.remove(oldest, outcome_of_oldest)
+            for outcome in self._versions.pop(oldest):
+                self.requests.remove(oldest, outcome)
+            for histogram in (self._first_token, self._gate_wait):
+                with contextlib.suppress(KeyError):
+                    histogram.remove(oldest)
+        return outcomes
 
     def phase(self, state: SwapState, seconds: float) -> None:
         """Record how long an operation was in a state."""

@@ -363,7 +363,8 @@ async def test_requests_are_counted_by_version_and_outcome(ports: Ports) -> None
         'modelswap_requests_total{outcome="ok",version="1.0"} 1.0',
         'modelswap_requests_total{outcome="failed",version="1.0"} 1.0',
         'modelswap_requests_total{outcome="rejected",version="1.0"} 1.0',
-        "modelswap_time_to_first_token_seconds_count 2.0",
+        'modelswap_time_to_first_token_seconds_count{version="1.0"} 2.0',
+        'modelswap_gate_wait_seconds_count{version="1.0"} 3.0',
         "modelswap_http_requests_in_flight 0.0",
     ):
         assert line in text

@@ -61,9 +61,15 @@ class Outcome:
             self._result = FAILED
         self._metrics.count_request(self.admitted, self._result)
 
+    def let_in(self, live: VersionRef) -> None:
+        """Say which version the request was let in to."""
+        self.admitted = live
+        self._metrics.let_in(live.version, self._clock() - self._started)
+
     def first_token(self) -> None:
         """Record the time to the first token."""
-        self._metrics.time_to_first_token.observe(self._clock() - self._started)
+        version = self.admitted.version if self.admitted is not None else ""
+        self._metrics.first_token(version, self._clock() - self._started)
 
     def answered(self, status: int) -> None:
         """Count the request as what an engine behind this process answered."""

@@ -121,7 +121,7 @@ class DataPort:
                 AsyncExitStack() as streams,
             ):
                 live = admission.live
-                outcome.admitted = live
+                outcome.let_in(live)
                 text = self._resources.of(live.digest)
                 order = generate_of(
                     ask,

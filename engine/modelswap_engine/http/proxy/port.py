@@ -166,7 +166,7 @@ class ProxyPort:
                 self._coordinator.admission(require_version=required, request_id=request_id) as admission,
                 self._names.adapter(name) as entry,
             ):
-                outcome.admitted = admission.live
+                outcome.let_in(admission.live)
                 guest = _Guest(request_id, route, asked, len(raw), admission.live, entry)
                 with self._flights.begin() as flight:
                     admission.submitted()
