@@ -40,6 +40,7 @@ STALLED = [
     condition("Ready", "False", "ManifestMismatch", "1.2 refused"),
     condition("Stalled", "True", "ManifestMismatch", "1.2 refused"),
 ]
+DRIFTED = [*READY, condition("SourceDrifted", "True", "SourceDrifted", "s3://b/1.1 holds sha256:9 now")]
 
 
 def slot(
@@ -223,6 +224,10 @@ def texts(facts: Facts) -> str:
         (
             Facts(slot=slot(conditions=STALLED), pods=[pod()], operators=[OPERATOR]),
             "problem: Stalled, ManifestMismatch: 1.2 refused > change the spec, or go back: kubectl modelswap rollback",
+        ),
+        (
+            Facts(slot=slot(conditions=DRIFTED), pods=[pod()], operators=[OPERATOR]),
+            "problem: SourceDrifted: s3://b/1.1 holds sha256:9 now",
         ),
         (
             Facts(slot=slot(conditions=[], suspend=True), pods=[pod()], operators=[OPERATOR]),
