@@ -24,8 +24,8 @@ async def test_a_source_that_moved_is_said_until_it_is_back(slot: Slot) -> None:
     await eventually(lambda: slot.condition("SourceDrifted") == drifted, what=slot.story)
     assert slot.condition("Ready") == ("True", "Succeeded")
     assert slot.condition("Stalled") is None
-    note = next(note for reason, note in slot.events() if reason == "SourceDrifted")
-    assert note.startswith(f"{V10.uri} holds {digest('9')} now")
+    notes = await eventually(lambda: [note for reason, note in slot.events() if reason == "SourceDrifted"])
+    assert notes[0].startswith(f"{V10.uri} holds {digest('9')} now")
     assert sorted(pod.sidecar.calls.count("POST /look") for pod in slot.pods) == [0, 1]
     assert not any(pod.sidecar.swaps for pod in slot.pods)
     slot.contents[V10.uri] = before
