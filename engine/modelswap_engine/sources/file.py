@@ -2,8 +2,7 @@
 
 All links are resolved before anything is compared with the roots, and nothing outside them is opened. The manifest is
 the shipped one, held against the headers, or is computed (and kept in the cache). A shipped one may name other mounted
-folders for what is not new in the version. Every read happens in a thread, and each
-mount has its own.
+folders for what is not new in the version. Every read happens in a thread, and each mount has its own.
 """
 
 import asyncio
