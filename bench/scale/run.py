@@ -44,6 +44,7 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         seconds: from the change of all slots to all of them Ready.
         staged_ahead: pods that had staged the version before the first of their slot changed, which is the default.
         requests_per_pod: of the operator to the API server meanwhile, tokens included.
+        tokens: that the operator asked the API server for, since it began.
         rest_writes: of the operator to the API server while nothing was to be done, but for its Lease.
         first_call_p50: from the change of one slot's spec to the first call to one of its pods, and ``first_call_p99``.
     """
@@ -54,6 +55,7 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     seconds: float = 0.0
     staged_ahead: int = 0
     requests_per_pod: float = 0.0
+    tokens: int = 0
     cpu_seconds: float = 0.0
     rss_bytes: int = 0
     rest_seconds: float = 0.0
@@ -70,7 +72,7 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             return f"scale: NOT converged within {PATIENCE_SECONDS:.0f} s ({self.pods} pods in {self.slots} slots)"
         return (
             f"scale: {self.pods} pods in {self.slots} slots converged in {self.seconds:.1f} s "
-            f"({self.staged_ahead} staged ahead), {self.requests_per_pod:.1f} API calls per pod, "
+            f"({self.staged_ahead} staged ahead), {self.requests_per_pod:.1f} API calls per pod, {self.tokens} tokens, "
             f"{self.cpu_seconds:.1f} s of processor time, "
             f"{self.rss_bytes / 1e6:.0f} MB; at rest {self.rest_writes} writes in {self.rest_seconds:.0f} s, "
             f"{100 * self.rest_cpu_share:.1f} % of a core; among {self.idle_slots} slots, spec change to first call of "
@@ -134,6 +136,7 @@ async def _rollout(world: World, operator: OperatorProcess, size: Size, report: 
         result,
         converged=True,
         seconds=took,
+        tokens=sum(len(pod.sidecar.tokens) for pod in world.pods),
         staged_ahead=sum(pod.staged_ahead for pod in world.pods),
         requests_per_pod=done.requests / (size.slots * size.pods),
         cpu_seconds=done.cpu,

@@ -16,6 +16,7 @@ async def test_few_pods_converge_and_a_slot_at_rest_writes_nothing() -> None:
     assert found.converged, said
     assert (found.slots, found.pods, found.idle_slots, found.changes) == (2, 6, 4, 2)
     assert found.rest_writes == 0
+    assert found.tokens == 6, "a token is used as long as it is good"
     assert found.staged_ahead == 6, "the default flow is what is measured"
     assert found.requests_per_pod > 1
     assert 0 < found.first_call_p50 <= found.first_call_p99

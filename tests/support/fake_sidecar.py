@@ -74,7 +74,7 @@ class Content:
 
 @dataclass
 class FakeSidecar:
-    """One pod's sidecar. `hold_at` stops a swap in a state until `go` is set; `audience` is checked in tokens."""
+    """One pod's sidecar. `hold_at` stops a swap in a state until `go` is set; `audience` is checked in `tokens`."""
 
     pod_uid: str
     contents: dict[str, Content]
@@ -92,6 +92,7 @@ class FakeSidecar:
 
     def __post_init__(self) -> None:
         self.go = asyncio.Event()
+        self.tokens: set[str] = set()
         self.seq = 0
         self.accepted: fences.Accepted | None = None
         self.operations: dict[str, SwapStatus] = {}
@@ -189,6 +190,7 @@ class FakeSidecar:
             claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
         except (IndexError, ValueError):
             raise Unauthenticated("no token, or not one") from None
+        self.tokens.add(token)
         if self.audience not in claims["aud"]:
             raise Unauthenticated(f"the token is for {claims['aud']}, this is {self.audience}")
 
