@@ -28,6 +28,7 @@ from modelswap_engine.protocol.errors import (
     TrustedKeysUnusable,
 )
 from modelswap_engine.sources.adapter import open_adapter
+from modelswap_engine.sources.threads import MountThreads
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import SINGLE, write_checkpoint
 from tests.support.signers import Authority, KeyPair, write_key
@@ -188,7 +189,7 @@ def test_an_adapter_s_folder_is_signed_and_verified_and_says_what_objects_pin(tm
     result = run("verify", folder, "--key", key.public, "-o", "json")
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
-    opened = open_adapter(folder, roots=[folder])
+    opened = open_adapter(folder, roots=[folder], threads=MountThreads("test"))
     pin = adapter_digest(parse_config(opened.config), opened.tensors, asyncio.run(opened.hash()))
     assert (said["digest"], said["sideFiles"]) == (pin, ["adapter_config.json"])
     assert said["signedBy"].startswith("key release.pub")

@@ -110,8 +110,8 @@ class Target:
         self, method: str, path: str, body: bytes, headers: dict[str, str], query: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         async def go() -> tuple[int, bytes]:
-            # Each on a connection of its own: one that answered before it had read all of a body is closed by the server,
-            # which a client that takes it up again at that moment sees as a failure of the next request.
+            # Each on a connection of its own: one that answered before it had read all of a body is closed by the
+            # server, which a client that takes it up again at that moment sees as a failure of the next request.
             alone = {**headers, "Connection": "close"}
             async with self.ports.control.request(method, path, data=body, headers=alone, params=query) as response:
                 return response.status, await response.read()
