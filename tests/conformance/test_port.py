@@ -418,9 +418,12 @@ async def test_a_killed_engine_is_lost_until_a_load_brings_it_back(case: Case, s
     boots = {rank.boot_id for rank in case.backend.ranks()}
     operation = await lost_after(case, steps)
     try:
-        assert await case.failed(case.backend.verify(operation, strict=False)) == "WorkerLost"
+        assert await case.failed(case.backend.verify(operation, strict=True)) == "WorkerLost"  # nobody is there to ask
         await case.until_lost()
         assert case.proven() == {""}
+        assert (
+            await case.failed(case.backend.verify(operation, strict=False)) == "WorkerLost"
+        )  # whatever it said before
         assert await case.failed(case.backend.prepare(operation)) == "WorkerLost"
         assert list(await case.backend.settle(operation, digest_of(case.versions.old))) == []
     finally:
