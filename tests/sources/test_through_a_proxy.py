@@ -6,8 +6,10 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from socket import AF_INET, AF_INET6, AddressFamily
 
 import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from modelswap_engine.protocol.errors import SourceNotAllowed, SourceUnreadable
 from modelswap_engine.sources.credentials import Credentials
@@ -118,6 +120,27 @@ async def test_what_can_be_seen_to_be_private_is_not_asked_through_it(
     with pytest.raises(SourceNotAllowed, match=f"{there} leads to"):
         await content(web_place, uri=far)
     assert set(edge.seen) == {f"{HOST}:443"}
+
+
+class SixOnly(AbstractResolver):
+    """Knows a name that has no address but one of IPv6."""
+
+    async def resolve(self, host: str, port: int = 0, family: AddressFamily = AF_INET) -> list[ResolveResult]:
+        if host != "six.acme.test" or family is AF_INET:
+            raise OSError("no such name, or no such address")
+        return [ResolveResult(hostname=host, host="fd00:ec2::254", port=port, family=AF_INET6, proto=0, flags=0)]
+
+    async def close(self) -> None:
+        return
+
+
+async def test_addresses_of_both_kinds_are_looked_at(web_place: WebPlace, far: str, edge: ConnectProxy) -> None:
+    through(web_place, edge)
+    web_place.settings = replace(web_place.settings, reach=Reach(), resolver=SixOnly())
+    await web_place.upload({NAME: CONTENT})
+    web_place.proxy.inject(redirected(f"https://six.acme.test/{NAME}"))
+    with pytest.raises(SourceNotAllowed, match=r"six\.acme\.test leads to private address fd00:ec2::254"):
+        await content(web_place, uri=far)
 
 
 async def test_object_stores_look_at_the_same_variables(

@@ -22,6 +22,14 @@ def test_what_the_page_names_exists(identity: str) -> None:
     assert name in names
 
 
+@pytest.mark.parametrize("page", ["docs/seeds.md", "THREAT_MODEL.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    named = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.\w+)`", (REPOSITORY / page).read_text()))
+    assert named
+    roots = [REPOSITORY, REPOSITORY / "engine/modelswap_engine", REPOSITORY / "operator/modelswap_operator"]
+    assert {name for name in named if not any((root / name).exists() for root in roots)} == set()
+
+
 def test_each_system_has_a_test() -> None:
     page = (REPOSITORY / "docs/seeds.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| what it was")]

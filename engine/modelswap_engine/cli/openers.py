@@ -22,9 +22,6 @@ def openers(*, credentials_dir: Path | None, allow: Sequence[str], private_redir
         credentials_dir: folder of mounted credentials.
         allow: prefixes of what may be read; servers may send us to their hosts.
         private_redirects: servers may send us to any address.
-
-    Raises:
-        BadRequest: the environment names a proxy that is none.
     """
     credentials = Credentials(credentials_dir)
     web = WebSettings(reach=Reach.of(allow, anywhere=private_redirects), proxies=Proxies(os.environ))

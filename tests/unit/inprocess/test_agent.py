@@ -324,6 +324,22 @@ def test_a_whole_commit_that_is_not_proved_names_nothing_and_keeps_the_way_back(
     assert same_as_fresh(lab, old)
 
 
+def test_what_cannot_be_forgotten_from_here_is_put_back_all_the_same(
+    lab: Lab, old: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.host.requests = 0
+    prepared(lab, old, new)
+    assert lab.call(wire.CommitCall(operation_id="op", whole=True)).proved
+
+    def broken() -> None:
+        raise TypeError("another version of the engine wants an argument")
+
+    monkeypatch.setattr(lab.host, "forget", broken)
+    undone = lab.call(wire.RollbackCall(operation_id="op", whole=True))
+    assert (undone.reply.digest, undone.forgot, undone.proved) == (digest_of(old), False, True)
+    assert same_as_fresh(lab, old)
+
+
 def test_ranks_forget_alike_where_one_of_them_does_not_commit(lab: Lab, old: Path, new: Path) -> None:
     lab.host.requests = 0
     lab.outcome(wire.StageCall(work="w", order=lab.order(old, new, "op")))

@@ -55,8 +55,16 @@ def test_a_password_is_for_the_proxy_alone() -> None:
     assert (str(found.url), found.secret) == ("http://proxy:3128", "Basic dGVzdGVyOm5vdC1hLXNlY3JldA==")
 
 
+def test_a_proxy_that_is_none_bothers_only_who_needs_it() -> None:
+    found = Proxies({"ALL_PROXY": "socks5://proxy:1080", "HTTPS_PROXY": PROXY, "NO_PROXY": "b.example"})
+    assert found.for_url(URL("https://a.example")) is not None
+    assert found.for_url(URL("http://b.example")) is None
+    with pytest.raises(BadRequest, match="ALL_PROXY is no address"):
+        found.for_url(URL("http://a.example"))
+
+
 @pytest.mark.parametrize("value", ["socks5://user:hunter2@proxy", "http://", "http://user:hunter2@proxy:port", "://"])
 def test_what_is_no_proxy_is_refused_without_showing_it(value: str) -> None:
     with pytest.raises(BadRequest, match="HTTPS_PROXY is no address") as caught:
-        Proxies({"HTTPS_PROXY": value})
+        Proxies({"HTTPS_PROXY": value}).for_url(URL("https://a.example"))
     assert "hunter2" not in str(caught.value)

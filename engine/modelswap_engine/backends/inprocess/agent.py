@@ -300,7 +300,7 @@ class Agent:
 
     def _rollback(self, call: wire.RollbackCall) -> wire.Answer:
         operation_id = call.operation_id
-        forgot = call.whole and bool(self._host.forget())
+        forgot = call.whole and self._forgotten()
         self._works.changes.refuse_if_running()
         updater = self._versions()
         self._ways.place.quiesce()
@@ -312,6 +312,14 @@ class Agent:
             self._committed, self._unproven = None, operation_id
         answer = self._answer(self._window(operation_id, window, method=undone or "", digest=updater.digest))
         return self._proved(answer, updater, forgot=forgot) if call.whole else answer
+
+    def _forgotten(self) -> bool:
+        """Drop the cache, if that can be done here: what must be undone is undone all the same."""
+        try:
+            return bool(self._host.forget())
+        except Exception:  # noqa: BLE001  the engine's own, of any version
+            _log.exception("the engine's cache could not be dropped from here; whoever asked does it by its routes")
+            return False
 
     def _release(self, operation_id: str, *, previous: bool) -> wire.Answer:
         if self._works.changes.operation_id == operation_id:

@@ -280,6 +280,8 @@ class SglangControl:
     async def call_all(self, text: str, *, seconds: float) -> Sequence[str]:
         """Carry a text to our half in every rank, as an action of the weights checker."""
         self._certain()
+        if text:  # it may change the label in the same step
+            self._label = None
         try:
             checked = await self._client.check(ACTION + text, seconds=seconds)
             ranks = sorted(checked.ranks, key=lambda rank: rank.rank)

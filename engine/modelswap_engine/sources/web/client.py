@@ -6,8 +6,10 @@ Credentials go to the origin that they are for and to no other. Refuses to know 
 import asyncio
 import ipaddress
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from socket import AF_UNSPEC
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -23,6 +25,7 @@ MAX_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SECONDS: Final = 10.0
 _RESOLVE_SECONDS: Final = 2.0
+_RESOLVED_SECONDS: Final = 60.0
 _READ_BYTES: Final = 1 << 20
 
 
@@ -68,7 +71,7 @@ class Web:
         self._checked = {chosen: CheckedResolver(inner, reach, chosen=chosen) for chosen in (True, False)}
         self._sessions = {chosen: _session(trust, stall, found) for chosen, found in self._checked.items()}
         self._proxied = _session(trust, stall, inner)  # resolves the names of proxies and no others
-        self._looked_up: set[tuple[bool, str]] = set()
+        self._looked_up: dict[tuple[bool, str], float] = {}
 
     async def close(self) -> None:
         """Close all connections."""
@@ -127,11 +130,13 @@ class Web:
 
     async def _look_up(self, host: str, *, chosen: bool) -> None:
         """Refuse a name that leads where it may not, as seen from here; a proxy may know names that we do not."""
-        if (chosen, host) not in self._looked_up:
-            with suppress(OSError, TimeoutError):
-                async with asyncio.timeout(_RESOLVE_SECONDS):
-                    await self._checked[chosen].resolve(host)
-            self._looked_up.add((chosen, host))
+        now = time.monotonic()
+        if self._looked_up.get((chosen, host), now) > now:
+            return
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_RESOLVE_SECONDS):
+                await self._checked[chosen].resolve(host, family=AF_UNSPEC)
+        self._looked_up[chosen, host] = time.monotonic() + _RESOLVED_SECONDS
 
 
 def _session(trust: ssl.SSLContext, stall: float, resolver: AbstractResolver) -> aiohttp.ClientSession:

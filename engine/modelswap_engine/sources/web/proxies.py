@@ -14,6 +14,8 @@ from modelswap_engine.protocol.errors import BadRequest
 from modelswap_engine.sources.web.authorization import basic
 
 _SCHEMES: Final = frozenset({"http", "https"})
+_VARIABLES: Final = {"https": ("HTTPS_PROXY", "ALL_PROXY"), "http": ("HTTP_PROXY", "ALL_PROXY")}
+"""What names the proxy for URLs of a scheme; the first that is set counts."""
 
 
 class Proxy(NamedTuple):
@@ -28,28 +30,28 @@ class Proxies:
 
     Args:
         environment: the variables; those in small letters come first.
-
-    Raises:
-        BadRequest: one of them is no address of a proxy.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         def value(name: str) -> str:
             return (environment.get(name.lower()) or environment.get(name) or "").strip()
 
-        every = value("ALL_PROXY")
-        self._proxies = {
-            scheme: _proxy(name, found)
-            for scheme, name in (("https", "HTTPS_PROXY"), ("http", "HTTP_PROXY"))
-            if (found := value(name) or every)
+        self._values = {
+            scheme: next(((name, found) for name in names if (found := value(name))), None)
+            for scheme, names in _VARIABLES.items()
         }
         self._direct = [entry.strip().lower() for entry in value("NO_PROXY").split(",") if entry.strip()]
 
     def for_url(self, url: URL) -> Proxy | None:
-        """Return the proxy for a URL; None: it is asked directly."""
-        if url.scheme not in self._proxies or any(_names(entry, url.host or "") for entry in self._direct):
+        """Return the proxy for a URL; None: it is asked directly.
+
+        Raises:
+            BadRequest: what the environment names is no HTTP proxy; only who needs it is told.
+        """
+        found = self._values.get(url.scheme)
+        if found is None or any(_names(entry, url.host or "") for entry in self._direct):
             return None
-        return self._proxies[url.scheme]
+        return _proxy(*found)
 
 
 DIRECT: Final = Proxies({})
