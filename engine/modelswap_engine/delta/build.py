@@ -134,13 +134,12 @@ class Built:
         return len(encode_header(self.header)) + data
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield its bytes from front to back."""
+        """Yield its bytes from front to back; no piece is empty."""
         yield encode_header(self.header)
         for begin, length in itertools.chain.from_iterable(each.frames for each in self.tensors):
             self.spool.seek(begin)
             yield self.spool.read(length)
-        for _, data in self.sides:
-            yield data
+        yield from filter(None, (data for _, data in self.sides))  # nothing is there of what the base has
 
 
 @dataclass(frozen=True, kw_only=True)

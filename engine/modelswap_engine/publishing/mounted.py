@@ -12,7 +12,7 @@ from typing import BinaryIO
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE
 from modelswap_engine.checkpoint.saving import sync, write
 from modelswap_engine.protocol.errors import AlreadyPublished, PublishFailed
-from modelswap_engine.publishing.port import File
+from modelswap_engine.publishing.port import File, whole
 from modelswap_engine.sources.file import path_of
 from modelswap_engine.sources.remote.port import FileStat
 
@@ -57,7 +57,7 @@ class MountedPlace:
     async def put(self, upload: File, data: AsyncIterator[bytes]) -> FileStat:
         """Write a file; it is on the disk when this returns."""
         with self._telling(upload.name), (await self._drafted() / upload.name).open("xb") as file:
-            async for piece in data:
+            async for piece in whole(upload, data):
                 await asyncio.to_thread(file.write, piece)
             await asyncio.to_thread(_settle, file)
         return FileStat(size=upload.size, revision="")

@@ -13,7 +13,7 @@ from obstore import exceptions
 
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from modelswap_engine.protocol.errors import AlreadyPublished, PublishFailed, SourceChanged, SourceDenied
-from modelswap_engine.publishing.port import File
+from modelswap_engine.publishing.port import File, whole
 from modelswap_engine.sources.objects import NO_RIGHT, ObjectFolder, ObjectSettings, meaning, means_denied
 from modelswap_engine.sources.remote.contents import read_whole
 from modelswap_engine.sources.remote.port import FileStat
@@ -57,10 +57,11 @@ class ObjectPlace:
         """Upload a file, in parts where it is large; parts that were not completed are aborted."""
         note = {CONTENT: upload.content}
         store = self._folder.store
+        data = whole(upload, data)
         with self._telling(upload.name, size=upload.size):
             if upload.size <= PART_BYTES:
-                whole = b"".join([piece async for piece in data])
-                result = await obstore.put_async(store, upload.name, whole, attributes=note, use_multipart=False)
+                content = b"".join([piece async for piece in data])
+                result = await obstore.put_async(store, upload.name, content, attributes=note, use_multipart=False)
             else:
                 result = await obstore.put_async(
                     store,

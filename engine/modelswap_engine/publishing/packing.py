@@ -111,7 +111,8 @@ class Packing:
         if dense < LEAST_BYTES and not self.required:
             return msgspec.structs.replace(packed, missing="less than 1 MiB of tensors differs"), {}
         try:
-            if self.name in there and await place.content(self.name) == self._content(version.manifest):
+            size = there[self.name].size if self.name in there else 0
+            if size and await place.content(self.name) == self._content(version.manifest, size):
                 return msgspec.structs.replace(packed, already_there=True), {}
             size, stat = await self._made(version, place)
         except TooLarge:
@@ -125,14 +126,15 @@ class Packing:
             return msgspec.structs.replace(packed, missing=error.message), {}
         return msgspec.structs.replace(packed, bytes=size), {self.name: stat}
 
-    def _content(self, target: Manifest) -> str:
-        """What tells it from all other packs, before it is made: any pack between the two versions will do."""
-        return hashlib.sha256(f"{self.base.manifest.digest} {target.digest}".encode()).hexdigest()
+    def _content(self, target: Manifest, size: int) -> str:
+        """What tells a whole one from all else: any pack between the two versions will do, but none that was cut."""
+        return hashlib.sha256(f"{self.base.manifest.digest} {target.digest} {size}".encode()).hexdigest()
 
     async def _made(self, version: Version, place: Place) -> tuple[int, FileStat]:
         with _spool() as file:
             built = await self._build(version, file)
-            upload = PackFile(name=self.name, size=built.size, content=self._content(version.manifest))
+            content = self._content(version.manifest, built.size)
+            upload = PackFile(name=self.name, size=built.size, content=content)
             return built.size, await place.put(upload, _data(built))
 
     async def _build(self, version: Version, file: IO[bytes]) -> Built:
@@ -161,5 +163,5 @@ def _spool() -> Iterator[IO[bytes]]:
 
 async def _data(built: Built) -> AsyncIterator[bytes]:
     pieces = built.pieces()
-    while data := await asyncio.to_thread(next, pieces, b""):
+    while (data := await asyncio.to_thread(next, pieces, None)) is not None:
         yield data

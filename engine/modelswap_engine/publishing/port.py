@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from typing import Protocol
 
 from modelswap_engine.checkpoint.manifest import Manifest
+from modelswap_engine.protocol.errors import PublishFailed
 from modelswap_engine.publishing.plan import Upload
 from modelswap_engine.sources.remote.port import FileStat
 
@@ -76,7 +77,7 @@ class Place(Protocol):
         """Write a file, all of it or nothing; at most a few chunks of it are in memory.
 
         Raises:
-            PublishFailed: not now.
+            PublishFailed: not now, or fewer or more bytes came than the file has.
             SourceDenied: the credentials do not suffice.
         """
 
@@ -90,3 +91,21 @@ class Place(Protocol):
 
     async def close(self) -> None:
         """Let go of it, and take away what nobody shall see."""
+
+
+async def whole(upload: File, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the bytes of a file; every place takes them through this, so that none keeps a part for the whole.
+
+    Raises:
+        PublishFailed: they are fewer or more than the file has.
+    """
+    count = 0
+    async for piece in data:
+        count += len(piece)
+        yield piece
+    if count != upload.size:
+        raise PublishFailed(
+            f"{upload.name}: {count} bytes were to be written of a file of {upload.size}",
+            advice="publish again; if it fails once more, please report it",
+            details={"file": upload.name},
+        )

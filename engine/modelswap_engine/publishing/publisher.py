@@ -129,10 +129,10 @@ async def show(manifest: Manifest, place: Place, *, signature: Sign | None, sent
     if signed:
         upload = Upload(name=SIGNATURE_FILE, head=signed)
 
-        async def whole() -> AsyncIterator[bytes]:
+        async def once() -> AsyncIterator[bytes]:
             yield signed
 
-        sent = {**sent, SIGNATURE_FILE: await place.put(upload, whole())}
+        sent = {**sent, SIGNATURE_FILE: await place.put(upload, once())}
     await place.show(data, sent=sent)
 
 

@@ -18,7 +18,8 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.publishing.packing import SHARE
 from modelswap_engine.publishing.tensors import TensorsVersion
-from tests.support.checkpoints import SINGLE, Tensor, write_checkpoint
+from tests.support.checkpoints import CONFIG, SINGLE, Tensor, write_checkpoint
+from tests.support.deltas import opened
 from tests.support.published import Stores
 
 ONE, TWO = "s3://bucket/chat/1.0", "s3://bucket/chat/1.1"
@@ -143,6 +144,50 @@ async def test_a_pack_that_is_there_is_not_made_again(
     assert done.pack is not None
     assert done.pack.already_there
     assert [name for _, name in stores.put] == [MANIFEST_FILE]
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    """Two versions, whose first side file is the same; the second and the weights differ."""
+    old, new = (
+        write_checkpoint(
+            tmp_path / f"sides-{seed}",
+            trained(seed=seed, share=0.02 * seed),
+            side_files={"config.json": CONFIG, "tokenizer_config.json": {"version": seed}},
+        )
+        for seed in (0, 1)
+    )
+    return old, new
+
+
+async def test_a_pack_with_a_side_file_that_did_not_change_is_whole(stores: Stores, sides: tuple[Path, Path]) -> None:
+    old, new = sides
+    await stores.publish(old, ONE)
+    done = await stores.publish(new, TWO, base=ONE, pack="required")
+    assert done.pack is not None
+    data = bytes(obstore.get(stores.store(TWO), name_for(old)).bytes())
+    assert len(data) == done.pack.bytes
+    pack = opened(data)
+    packed = {side.name: side for side in pack.header.side_files if side.packed}
+    assert packed.keys() == {"tokenizer_config.json"}
+    for name, side in packed.items():
+        assert pack.side_file(side) == (new / name).read_bytes()
+
+
+async def test_a_pack_that_was_cut_is_made_again(stores: Stores, sides: tuple[Path, Path]) -> None:
+    old, new = sides
+    await stores.publish(old, ONE)
+    stores.failing = {MANIFEST_FILE}
+    with pytest.raises(PublishFailed):
+        await stores.publish(new, TWO, base=ONE, pack="wanted")
+    stores.failing = set()
+    there = obstore.get(stores.store(TWO), name_for(old))
+    note, data = there.attributes, bytes(there.bytes())
+    obstore.put(stores.store(TWO), name_for(old), data[:-20], attributes=note, use_multipart=False)
+    done = await stores.publish(new, TWO, base=ONE, pack="wanted")
+    assert done.pack is not None
+    assert (done.pack.already_there, done.pack.bytes) == (False, len(data))
+    assert bytes(obstore.get(stores.store(TWO), name_for(old)).bytes()) == data
 
 
 async def test_a_full_disk_costs_the_pack_only(
