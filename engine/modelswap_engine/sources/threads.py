@@ -7,7 +7,6 @@ comes back. The threads are no reason for the process to stay.
 import asyncio
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
@@ -27,17 +26,12 @@ class MountThreads:
     """
 
     def __init__(self, name: str, *, at_once: int = AT_ONCE) -> None:
-        self._name, self._free = name, at_once
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._name, self._turns = name, asyncio.Semaphore(at_once)
 
     async def run(self, call: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         """Return what a call returns; a caller that is cancelled waits no longer, and the call goes on."""
+        await self._turns.acquire()  # whoever is called gives it back, and not the caller
         loop = asyncio.get_running_loop()
-        while not self._free:
-            turn: asyncio.Future[None] = loop.create_future()
-            self._waiting.append(turn)
-            await turn
-        self._free -= 1
         answer: asyncio.Future[T] = loop.create_future()
         work = partial(copy_context().run, partial(call, *arguments, **keywords))
         threading.Thread(target=self._work, args=(loop, work, answer), name=self._name, daemon=True).start()
@@ -52,13 +46,8 @@ class MountThreads:
             loop.call_soon_threadsafe(self._ended, told)
 
     def _ended(self, told: Callable[[], None]) -> None:
-        self._free += 1
         told()
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
+        self._turns.release()
 
 
 def _result(answer: asyncio.Future[T], result: T) -> None:

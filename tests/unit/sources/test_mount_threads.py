@@ -48,6 +48,25 @@ async def test_who_gives_up_leaves_the_thread_behind_and_its_turn_with_it(mount:
     assert await asyncio.gather(*waiting[1:]) == [1, 2]
 
 
+async def test_a_turn_that_comes_to_who_gives_up_right_then_goes_to_the_next(mount: Mount) -> None:
+    threads = MountThreads("mount", at_once=1)
+    waiting: list[asyncio.Task[int]] = []
+
+    async def first() -> None:
+        await threads.run(mount.read)
+        waiting[0].cancel()  # in the very turn of the loop in which it would have gone on
+
+    holding = asyncio.create_task(first())
+    await asyncio.to_thread(mount.asked.acquire)
+    waiting += [asyncio.create_task(threads.run(int, str(number))) for number in range(2)]
+    await asyncio.sleep(0)
+    mount.answers.set()
+    async with asyncio.timeout(30):
+        assert await waiting[1] == 1
+    await holding
+    assert waiting[0].cancelled()
+
+
 async def test_what_a_call_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         await MountThreads("mount").run(int, "x")
