@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from modelswap_engine.checkpoint import build
@@ -24,6 +24,7 @@ from modelswap_engine.checkpoint.layout import Contents, read_contents
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorEntry
 from modelswap_engine.checkpoint.rules import invisible, shown
 from modelswap_engine.protocol.errors import (
+    InvalidCheckpoint,
     ManifestMismatch,
     SourceNotAllowed,
     SourceNotFound,
@@ -35,9 +36,14 @@ from modelswap_engine.sources.cache import ManifestCache
 from modelswap_engine.sources.local import LocalCheckpoint
 from modelswap_engine.sources.threads import MountThreads
 
+T = TypeVar("T")
 MOUNTED: Final = frozenset({"file", "pvc"})
 REMEMBERED: Final = 4
 """So many versions that were resolved last are remembered, besides those in use."""
+ROOT_SECONDS: Final = 5.0
+"""So long a root is waited for that a link may lead to."""
+NO_ROOT: Final = Path()
+"""Whose threads read what lies under no root as it is written."""
 NO_CLAIMS: Final[Mapping[str, Path]] = MappingProxyType({})
 
 
@@ -68,14 +74,14 @@ class FileSource:
         self._clock_ns = clock_ns
         self._used: frozenset[str] = frozenset()
         self._found: dict[str, LocalCheckpoint] = {}
-        self._threads = {root: MountThreads(f"read {root}") for root in (Path(), *self._roots)}
+        self._threads = {root: MountThreads(f"read {root}") for root in (NO_ROOT, *self._roots)}
         self._real: dict[Path, Path] = {}
 
     async def resolve(self, uri: str, *, digest: str = "", credentials: str = "") -> LocalCheckpoint:
         """Find, read and validate the checkpoint at a URI; see :class:`sources.port.Source`."""
         stop = threading.Event()
         try:
-            found = await self._threads_of(uri).run(self._resolve, uri, stop)
+            found = await self._run(uri, partial(self._resolve, uri, stop))
         except asyncio.CancelledError:
             stop.set()  # the thread ends at its next chunk
             raise
@@ -101,31 +107,50 @@ class FileSource:
         kept = self._cached(contents)
         if kept is not None:
             return found(manifest=kept)
-        manifest = build.hash_contents(contents, roots=self._resolved_roots(), progress=self._progress, stop=stop)
+        manifest = build.hash_contents(contents, roots=self._resolved_roots(uri), progress=self._progress, stop=stop)
         if self._cache is not None:
             self._cache.put(contents.directory, contents.stamps, manifest, read_at_ns=read_at_ns)
         return found(manifest=manifest)
 
     def _read(self, uri: str) -> Contents:
-        roots = self._resolved_roots()
-        find = partial(self._find, uri, roots)
-        return read_contents(self._directory(uri, roots), roots=roots, shipped=True, find=find)
+        roots = self._resolved_roots(uri)
+        return read_contents(self._directory(uri, roots), roots=roots, shipped=True, find=partial(self._find, uri))
 
-    def _resolved_roots(self) -> tuple[Path, ...]:
-        """Return where the roots are; each is asked for once, since one whose server is gone does not answer."""
-        for root in self._roots:
-            with contextlib.suppress(OSError):
-                if root not in self._real and root.exists():
-                    self._real[root] = root.resolve()
+    async def _run(self, uri: str, call: Callable[[], T]) -> T:
+        """Call in the threads of a URI's mount; once more where a link may lead to a root that is itself a link."""
+        threads, known = self._threads_of(uri), len(self._real)
+        try:
+            return await threads.run(call)
+        except (SourceNotAllowed, InvalidCheckpoint):
+            await asyncio.gather(*(self._ask(root) for root in self._roots if root not in self._real))
+            if len(self._real) == known:
+                raise
+        return await threads.run(call)
+
+    async def _ask(self, root: Path) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._threads[root].run(self._look, root), ROOT_SECONDS)
+
+    def _look(self, root: Path) -> None:
+        with contextlib.suppress(OSError):
+            if root not in self._real and root != NO_ROOT and root.exists():
+                self._real[root] = root.resolve()
+
+    def _resolved_roots(self, uri: str) -> tuple[Path, ...]:
+        """Return where the roots are. Only that of the URI is asked: the server of another may be gone."""
+        self._look(self._root_of(uri))
         return tuple(self._real.get(root, root) for root in self._roots)
 
-    def _threads_of(self, uri: str) -> MountThreads:
-        """Return the threads of the mount that a path is on as it is written; a link may lead to another."""
+    def _root_of(self, uri: str) -> Path:
+        """Return the root that a path is on as it is written; a link may lead to another."""
         path = self._path(uri)
         roots = [root for root in self._roots if path.is_relative_to(root)]
-        return self._threads[max(roots, key=lambda root: len(root.parts), default=Path())]
+        return max(roots, key=lambda root: len(root.parts), default=NO_ROOT)
 
-    def _find(self, uri: str, roots: tuple[Path, ...], entry: TensorEntry) -> Path:
+    def _threads_of(self, uri: str) -> MountThreads:
+        return self._threads[self._root_of(uri)]
+
+    def _find(self, uri: str, entry: TensorEntry) -> Path:
         """Return the folder of a tensor that the manifest of a version names, under the same roots as the version."""
         told = f"{shown(uri, 200)}: tensor {entry.name!r} lies in {shown(entry.place, 200)}"
         if entry.place.partition(":")[0].lower() not in MOUNTED:
@@ -135,7 +160,7 @@ class FileSource:
                 details={"tensor": entry.name},
             )
         try:
-            return self._directory(entry.place, roots)
+            return self._directory(entry.place, self._resolved_roots(entry.place))
         except (SourceNotAllowed, SourceNotFound) as error:
             raise type(error)(
                 f"{told}: {error.message}", advice=error.advice, details={**error.details, "tensor": entry.name}
@@ -143,7 +168,7 @@ class FileSource:
 
     async def open_adapter(self, uri: str, *, credentials: str = "") -> LocalAdapter:
         """Find the LoRA adapter at a URI; see :class:`sources.port.Source`."""
-        return await self._threads_of(uri).run(self._open_adapter, uri)
+        return await self._run(uri, partial(self._open_adapter, uri))
 
     async def retain(self, digests: Collection[str]) -> None:
         """Forget the other versions; of them it keeps nothing but manifests."""
@@ -151,7 +176,7 @@ class FileSource:
         self._found = {digest: found for digest, found in self._found.items() if digest in self._used}
 
     def _open_adapter(self, uri: str) -> LocalAdapter:
-        roots = self._resolved_roots()
+        roots = self._resolved_roots(uri)
         return open_adapter(self._directory(uri, roots), roots=roots, threads=self._threads_of(uri))
 
     def _cached(self, contents: Contents) -> Manifest | None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from modelswap_engine.protocol.errors import SourceNotAllowed
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.threads import AT_ONCE, MountThreads
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import SINGLE, write_checkpoint
 
 
 class Mount:
@@ -72,23 +73,53 @@ async def test_what_a_call_raises_is_raised() -> None:
         await MountThreads("mount").run(int, "x")
 
 
-async def test_a_mount_that_hangs_keeps_no_other_from_being_read(
-    mount: Mount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def roots(mount: Mount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two mounts with a checkpoint each; the first one hangs from the start."""
     gone, there = tmp_path / "gone", tmp_path / "there"
     for root in (gone, there):
         write_checkpoint(root / "m")
-    source = FileSource(roots=[gone, there], cache=None)
-    await source.resolve((there / "m").as_uri())
     exists = Path.exists
 
     def hanging(path: Path) -> bool:
-        return bool(mount.read()) if path.is_relative_to(gone) else exists(path)
+        return exists(path) if not path.is_relative_to(gone) else mount.read() == "read" and exists(path)
 
     monkeypatch.setattr(Path, "exists", hanging)
+    return gone, there
+
+
+async def test_a_mount_that_hangs_keeps_no_other_from_being_read(mount: Mount, roots: tuple[Path, Path]) -> None:
+    gone, there = roots
+    source = FileSource(roots=[gone, there], cache=None)
     stuck = [asyncio.create_task(source.resolve((gone / "m").as_uri())) for _ in range(AT_ONCE + 30)]
     for _ in range(AT_ONCE):
         await asyncio.to_thread(mount.asked.acquire)
-    assert (await source.resolve((there / "m").as_uri())).manifest.total_bytes
+    async with asyncio.timeout(20):
+        assert (await source.resolve((there / "m").as_uri())).manifest.total_bytes
     mount.answers.set()
     assert len({found.manifest.digest for found in await asyncio.gather(*stuck)}) == 1
+
+
+async def test_what_leads_out_of_a_root_waits_for_one_that_hangs_no_longer_than_it_says(
+    roots: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, there = roots
+    monkeypatch.setattr("modelswap_engine.sources.file.ROOT_SECONDS", 0.05)
+    (there / "link").symlink_to(write_checkpoint(tmp_path / "outside"))
+    source = FileSource(roots=[gone, there], cache=None)
+    async with asyncio.timeout(20):
+        with pytest.raises(SourceNotAllowed):
+            await source.resolve((there / "link").as_uri())
+
+
+async def test_a_link_may_lead_to_a_root_that_is_a_link_and_was_not_read_yet(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "real" / "m")
+    (tmp_path / "alias").symlink_to(tmp_path / "real")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "m").symlink_to(tmp_path / "real" / "m")
+    write_checkpoint(tmp_path / "there" / "file")
+    (tmp_path / "there" / "file" / SINGLE).unlink()
+    (tmp_path / "there" / "file" / SINGLE).symlink_to(tmp_path / "real" / "m" / SINGLE)
+    for name in ("m", "file"):
+        source = FileSource(roots=[tmp_path / "there", tmp_path / "alias"], cache=None)
+        assert (await source.resolve((tmp_path / "there" / name).as_uri())).manifest.total_bytes
