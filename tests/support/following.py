@@ -48,7 +48,7 @@ class World:
         self.host.lose()
         self.desk = self.process()
         assert self.base.live is not None
-        await self.clock.run(self.desk.restore(self.base.live.digest))
+        await self.clock.run(self.desk.restore(self.base.live))
         self.desk.activate(self.base.live.digest)
         await self.clock.settle()
 

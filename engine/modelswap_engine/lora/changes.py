@@ -13,6 +13,7 @@ from modelswap_engine.lora.reading import Reader
 from modelswap_engine.lora.registrations import Registrations
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.shelf import Shelf, log
+from modelswap_engine.lora.terms import OnTerms
 from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.errors import Busy, ModelswapError, NotReady
 from modelswap_engine.protocol.messages import Fence, VersionRef
@@ -30,7 +31,7 @@ class Changes:
         sealed: says whether the base is being exchanged at this moment.
 
     Attributes:
-        restoring: digest of the base that is being loaded; it is live for adapters before it is for requests.
+        restoring: the base that is being loaded; it is live for adapters before it is for requests.
     """
 
     def __init__(
@@ -47,16 +48,20 @@ class Changes:
         self._registrations = registrations
         self._read = read
         self._sealed = sealed
-        self.restoring = ""
+        self.restoring: VersionRef | None = None
+
+    @property
+    def base(self) -> VersionRef | None:
+        """The base that adapters are brought to."""
+        return self.restoring or self._registrations.base.live_ref()
 
     @property
     def base_digest(self) -> str:
-        """Digest of the base that adapters are brought to, "" while there is none."""
-        live = self._registrations.base.live_ref()
-        return self.restoring or (live.digest if live is not None else "")
+        """Its digest, "" while there is none."""
+        return self.base.digest if self.base is not None else ""
 
     async def load(
-        self, source: AdapterSource, *, fence: Fence, operation_id: str, drain_seconds: float, entitled: Entitled
+        self, source: OnTerms, *, fence: Fence, operation_id: str, drain_seconds: float, entitled: Entitled
     ) -> Entry:
         """Let a name lead to the content of a source; return when it does.
 

@@ -22,6 +22,7 @@ from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.restoring import Restoring
 from modelswap_engine.lora.settings import LoraSettings
 from modelswap_engine.lora.shelf import Shelf
+from modelswap_engine.lora.terms import OnTerms, asked, settled
 from modelswap_engine.lora.together import Together
 from modelswap_engine.lora.vouching import Vouching
 from modelswap_engine.protocol.adapter_calls import (
@@ -45,6 +46,7 @@ from modelswap_engine.protocol.errors import (
     IncompatibleAdapter,
     ModelswapError,
     NotReady,
+    Refused,
     Unavailable,
 )
 from modelswap_engine.protocol.messages import Fence, VersionRef
@@ -112,38 +114,44 @@ class AdapterDesk:
         self._registrations.attach(base)
         self._assignments.attach(base)
 
-    async def restore(self, digest: str) -> None:
+    async def restore(self, base: VersionRef) -> None:
         """Bring back what belongs to a base that was loaded as a whole, as far as it can be had in time."""
         began, seconds = self._clock.monotonic(), self._settings.load_seconds
-        if self._together is not None and digest == self._together.target and self._together.switched:
+        if self._together is not None and base.digest == self._together.target and self._together.switched:
             await self.settle()  # it cannot be taken back any more
         elif self._together is not None:
             self._together.revert()
         layout = self._layout_or_none()
         if layout is not None:
             self._registry.limits = self._settings.limits_in(layout)
-        self._changes.restoring = digest
+        self._changes.restoring = base
         await self._assignments.adopt()
         restoring = Restoring(self._registry, self._shelf, read=self._read, clock=self._clock)
-        await restoring.run(digest, list(self._registrations.values()), seconds=seconds / 2)  # the rest is for new ones
+        await restoring.run(
+            base.digest, list(self._registrations.values()), seconds=seconds / 2
+        )  # the rest is for new ones
         await self._following.bring_all(max(0.0, seconds - (self._clock.monotonic() - began)))
         self._registrations.base.touch()
 
-    async def assess(self, change: AdapterChange, *, target: str) -> Effect:
+    async def assess(self, change: AdapterChange, *, target: VersionRef) -> Effect:
         """Say what a change of the base to ``target`` would do to the adapters."""
         for source in change.sources:
             self._check_name(source.name)
-        return await self._change(change, target).assess(self._open)
+        try:
+            together = self._change(change, target)
+        except Refused as error:
+            return Effect(refusals=(error,))
+        return await together.assess(self._open)
 
-    async def adopt(self, change: AdapterChange) -> None:
+    async def adopt(self, change: AdapterChange, *, target: VersionRef) -> None:
         """Register what is asked for, to be restored with the base that is about to be loaded."""
         for source in change.sources:
             self._check_name(source.name)
             bases = {other.base_digest for other in change.sources}
             assigned = self._assignments.decision(source.name)
-            await self._registrations.came_with_base(source, bases=bases, assigned=assigned)
+            await self._registrations.came_with_base(asked(source, target), bases=bases, assigned=assigned)
 
-    async def stage(self, operation_id: str, change: AdapterChange, *, target: str) -> None:
+    async def stage(self, operation_id: str, change: AdapterChange, *, target: VersionRef) -> None:
         """Bring what belongs to the new base into the engine's memory."""
         self._together = self._change(change, target)
         await self._together.stage(self._read, operation_id)
@@ -152,7 +160,7 @@ class AdapterDesk:
             before = self._registrations.get(source.name)
             await self._registrations.came_with_base(
                 source,
-                bases={self._together.source, target},
+                bases={self._together.source, target.digest},
                 assigned=self._together.decisions.get(source.name),
             )
             self._together.ahead[source.name] = (before, self._registrations[source.name])
@@ -164,7 +172,7 @@ class AdapterDesk:
 
     def activate(self, digest: str) -> None:
         """Let names lead to what belongs to this base."""
-        self._changes.restoring = ""
+        self._changes.restoring = None
         self._following.wake()
         if self._together is None:
             return
@@ -193,7 +201,7 @@ class AdapterDesk:
         self._registrations.base.touch()
         self._following.wake()
 
-    def _change(self, change: AdapterChange, target: str) -> Together:
+    def _change(self, change: AdapterChange, target: VersionRef) -> Together:
         live = self._registrations.base.live_ref()
         return Together(
             registry=self._registry,
@@ -202,8 +210,9 @@ class AdapterDesk:
             assigned=self._assignments.source_for,
             decisions=self._assignments.decisions(),
             source=live.digest if live is not None else "",
-            target=target,
-            change=change,
+            target=target.digest,
+            sources=[asked(source, target) for source in change.sources],
+            on_incompatible=change.on_incompatible,
         )
 
     async def stop(self) -> None:
@@ -300,9 +309,10 @@ class AdapterDesk:
             Fenced: the caller is not entitled, or decided on another state.
             Unavailable: not now.
         """
-        source, fence = self._as_strict_as_base(request.source), request.fence
+        fence = request.fence
         self._registrations.check_call(fence, if_match)
-        self._check_name(source.name)
+        self._check_name(request.source.name)
+        source = asked(request.source, self._changes.base)
         entry = await self._changes.load(
             source,
             fence=fence,
@@ -359,7 +369,7 @@ class AdapterDesk:
         found = ResolvedAdapter(name=source.name, uri=source.uri, base_digest=source.base_digest)
         try:
             self._check_name(source.name)
-            content = (await self._within(source, self._reading(source, "resolve"), seconds)).content
+            content = (await self._within(source, self._reading(settled(source), "resolve"), seconds)).content
         except ModelswapError as error:
             return msgspec.structs.replace(found, error=error.body())
         return msgspec.structs.replace(found, digest=content.digest, rank=content.rank, bytes=content.nbytes)
@@ -367,16 +377,16 @@ class AdapterDesk:
     def _check_order(self, fence: Fence, target: VersionRef) -> None:
         self._registrations.check_order(fence, target, assigned=self._assignments.decision(target.version))
 
-    async def _open(self, source: AdapterSource) -> Fitting:
+    async def _open(self, source: OnTerms) -> Fitting:
         return await self._within(source, self._opening(source), self._settings.load_seconds)
 
-    async def _read(self, source: AdapterSource, operation_id: str) -> Read:
+    async def _read(self, source: OnTerms, operation_id: str) -> Read:
         return await self._within(source, self._reading(source, operation_id), self._settings.load_seconds)
 
-    async def _reading(self, source: AdapterSource, operation_id: str) -> Read:
+    async def _reading(self, source: OnTerms, operation_id: str) -> Read:
         return await read(await self._opening(source), operation_id=operation_id)
 
-    def _opening(self, source: AdapterSource) -> Coroutine[Any, Any, Fitting]:
+    def _opening(self, source: OnTerms) -> Coroutine[Any, Any, Fitting]:
         return open_fitting(self._opener, source, self._host.adapters(), vouching=self._vouching)
 
     async def _within(self, source: AdapterSource, work: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -386,13 +396,6 @@ class AdapterDesk:
             raise Unavailable(
                 f"adapter {source.name} was not read within {seconds:g} s", advice="check its source, and the way there"
             ) from None
-
-    def _as_strict_as_base(self, source: AdapterSource) -> AdapterSource:
-        """Beside a base that had to be signed nothing is loaded by hand that is not."""
-        live = self._registrations.base.live_ref()
-        if source.verification is not None or live is None:
-            return source
-        return msgspec.structs.replace(source, verification=live.verification)
 
     def _check_name(self, name: str) -> None:
         if name == self._settings.served_model_name:

@@ -16,6 +16,7 @@ from modelswap_engine.lora.reading import defect
 from modelswap_engine.lora.registrations import Registrations
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.shelf import Shelf, log
+from modelswap_engine.lora.terms import settled
 from modelswap_engine.lora.turns import Turns
 from modelswap_engine.protocol.adapters import AdapterSource, AssignedProblem, AssignedState, place_of
 from modelswap_engine.protocol.assignment import AssignedAdapter
@@ -242,7 +243,7 @@ class Following:
             self._check_name(item.name)
             async with self._turns.take(place_of(source.uri), again=again):
                 await self._changes.load(
-                    source,
+                    settled(source),
                     fence=self._fence(record),
                     operation_id=_operation(record),
                     drain_seconds=item.drain_timeout_seconds,

@@ -13,12 +13,13 @@ from modelswap_engine.lora.config import AdapterConfig, parse_config
 from modelswap_engine.lora.digest import adapter_digest
 from modelswap_engine.lora.entries import Content
 from modelswap_engine.lora.fit import Fit, fit
+from modelswap_engine.lora.terms import OnTerms
 from modelswap_engine.lora.vouching import Vouching, check_hashes
 from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.errors import DigestMismatch, Internal
 from modelswap_engine.sources.port import OpenedAdapter
 
-Reader = Callable[[AdapterSource, str], Coroutine[Any, Any, "Read"]]
+Reader = Callable[[OnTerms, str], Coroutine[Any, Any, "Read"]]
 """Reads an adapter for an operation, or raises what is wrong with it."""
 
 
@@ -48,7 +49,7 @@ class Read:
     order: LoadAdapter
 
 
-async def open_fitting(opener: Opener, source: AdapterSource, layout: AdapterLayout, *, vouching: Vouching) -> Fitting:
+async def open_fitting(opener: Opener, source: OnTerms, layout: AdapterLayout, *, vouching: Vouching) -> Fitting:
     """Find an adapter, ask who vouches for it, and hold its headers against the base.
 
     Raises:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from modelswap_engine.lora.terms import OnTerms
 from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.errors import NotReady, StaleRevision
 from modelswap_engine.protocol.messages import Fence, VersionRef
@@ -90,9 +91,7 @@ class Registrations(Mapping[str, Registered]):
             return assigned
         return accepted
 
-    async def decided(
-        self, fence: Fence, target: VersionRef, source: AdapterSource | None, *, operation_id: str
-    ) -> None:
+    async def decided(self, fence: Fence, target: VersionRef, source: OnTerms | None, *, operation_id: str) -> None:
         """Remember a decision about a name; without a source it belongs to nobody any more."""
         known = self.get(target.version)
         accepted = fences.accept(
@@ -107,7 +106,7 @@ class Registrations(Mapping[str, Registered]):
             sources = (source,)
         await self._record(Registered(name=target.version, accepted=accepted, sources=sources))
 
-    async def came_with_base(self, source: AdapterSource, *, bases: set[str], assigned: Accepted | None) -> None:
+    async def came_with_base(self, source: OnTerms, *, bases: set[str], assigned: Accepted | None) -> None:
         """Remember a content that comes with a base, beside those of the other bases that may come back.
 
         ``assigned`` is the assignment that named it when it was chosen: its owner takes the name away again.

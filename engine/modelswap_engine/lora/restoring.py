@@ -12,6 +12,7 @@ from modelswap_engine.lora.entries import Content, Entry
 from modelswap_engine.lora.reading import Reader, defect
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.shelf import Shelf, log
+from modelswap_engine.lora.terms import settled
 from modelswap_engine.protocol.adapters import AdapterSource, adapter_id
 from modelswap_engine.protocol.errors import ErrorBody, ModelswapError, Unavailable
 from modelswap_engine.swap.clock import Clock, within
@@ -59,7 +60,7 @@ class Restoring:
         async with self._turns, self._shelf.name(source.name):
             try:
                 brought = await within(
-                    self._clock, max(0.0, until - self._clock.monotonic()), self._read(source, "restore")
+                    self._clock, max(0.0, until - self._clock.monotonic()), self._read(settled(source), "restore")
                 )
                 entry = await self._shelf.bring(brought)
             except TimeoutError:

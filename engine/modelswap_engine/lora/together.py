@@ -6,7 +6,7 @@ the same commit.
 From :meth:`Together.seal` to the end nothing is awaited by a switch, so base and adapters change for requests at once.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,13 +15,14 @@ from modelswap_engine.lora.entries import Content, Entry
 from modelswap_engine.lora.reading import Fitting, Reader
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.shelf import Shelf
-from modelswap_engine.protocol.adapters import AdapterChange, AdapterSource, OnIncompatible
+from modelswap_engine.lora.terms import OnTerms, settled
+from modelswap_engine.protocol.adapters import AdapterSource, OnIncompatible
 from modelswap_engine.protocol.errors import IncompatibleAdapter, ModelswapError, Refused
 from modelswap_engine.swap.companion import Effect
 from modelswap_engine.swap.fence import Accepted
 from modelswap_engine.swap.records import Registered
 
-Open = Callable[[AdapterSource], Awaitable[Fitting]]
+Open = Callable[[OnTerms], Awaitable[Fitting]]
 Assigned = Callable[[str, str], AdapterSource | None]
 """Returns the content that a name is assigned on a base."""
 
@@ -32,7 +33,7 @@ class _Staged:
 
     entry: Entry
     content: Content
-    source: AdapterSource
+    source: OnTerms
     registered: Registered | None
 
 
@@ -45,7 +46,8 @@ class Together:
         assigned: what is assigned; that comes before what was registered for a base once.
         decisions: the assignment by name, as it was when this began.
         source, target: digests of the old and the new base.
-        change: what was asked for.
+        sources: what was asked for.
+        on_incompatible: what is done about what cannot stay.
         ahead: what was registered before and after contents for the new base were remembered ahead of its commit.
     """
 
@@ -56,7 +58,8 @@ class Together:
     decisions: Mapping[str, Accepted]
     source: str
     target: str
-    change: AdapterChange
+    sources: Sequence[OnTerms]
+    on_incompatible: OnIncompatible
     sealed: bool = False
     switched: bool = False
     _staged: dict[str, _Staged] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class Together:
         for name, source in self._wanted().items():
             if source is None:
                 lines.append(f"{name}: unloaded, it is bound to another base")
-                if self.change.on_incompatible is OnIncompatible.BLOCK:
+                if self.on_incompatible is OnIncompatible.BLOCK:
                     refusals.append(self._blocked(name))
             elif not self._serves(source):
                 lines.append(f"{name}: {source.uri}")
@@ -101,7 +104,7 @@ class Together:
                 error.details.setdefault("adapter", name)  # it is not the base that is to blame
                 raise
 
-    async def _stage(self, source: AdapterSource, bring: Reader, operation_id: str) -> None:
+    async def _stage(self, source: OnTerms, bring: Reader, operation_id: str) -> None:
         async with self.shelf.name(source.name):
             read = await bring(source, operation_id)
             entry = await self.shelf.bring(read)
@@ -112,7 +115,7 @@ class Together:
                 registered=self.registered.get(source.name),
             )
 
-    def bound(self) -> list[AdapterSource]:
+    def bound(self) -> list[OnTerms]:
         """Return the staged contents that are bound to the new base, of names that nobody decided about meanwhile."""
         return [
             staged.source
@@ -126,7 +129,7 @@ class Together:
         Raises:
             IncompatibleAdapter: one that is bound to another base serves, and the swap may not unload it.
         """
-        if self.change.on_incompatible is OnIncompatible.BLOCK:
+        if self.on_incompatible is OnIncompatible.BLOCK:
             for name in self._incompatible():
                 raise self._blocked(name)
         self.sealed = True
@@ -156,7 +159,7 @@ class Together:
                 self.shelf.sweep(now)
         self._undo, self._switched, self.switched = [], [], False
 
-    def end(self, *, drain_seconds: float) -> list[tuple[Entry, AdapterSource]]:
+    def end(self, *, drain_seconds: float) -> list[tuple[Entry, OnTerms]]:
         """Give back what is not wanted any more; return the contents that took names over, and where they are from."""
         for staged in self._staged.values():
             self.registry.unstage(staged.entry, staged.content)
@@ -169,9 +172,9 @@ class Together:
         self._staged, self._undo, self._switched = {}, [], []
         return switched
 
-    def _wanted(self) -> dict[str, AdapterSource | None]:
+    def _wanted(self) -> dict[str, OnTerms | None]:
         """Return name → content on the new base; None for one that serves now and has none."""
-        asked = {source.name for source in self.change.sources}
+        asked = {source.name for source in self.sources}
         found = {name: self._source(name) for name in sorted(asked | set(self.registered) | self._waiting())}
         return {name: source for name, source in found.items() if source is not None or self.registry.has(name)}
 
@@ -180,11 +183,12 @@ class Together:
         found = {name: self.assigned(name, self.target) for name in self.decisions}
         return {name for name, source in found.items() if source is not None and source.base_digest == self.target}
 
-    def _source(self, name: str) -> AdapterSource | None:
-        mine = {source.base_digest: source for source in self.change.sources if source.name == name}
+    def _source(self, name: str) -> OnTerms | None:
+        mine = {source.base_digest: source for source in self.sources if source.name == name}
         registered = self.registered.get(name)
         known = registered.source_for(self.target) if registered is not None else None
-        return mine.get(self.target) or mine.get("") or self.assigned(name, self.target) or known
+        before = self.assigned(name, self.target) or known
+        return mine.get(self.target) or mine.get("") or (settled(before) if before is not None else None)
 
     def _incompatible(self) -> list[str]:
         names = (entry.content.name for entry in self.registry.registered())

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
-from modelswap_engine.protocol.adapters import AdapterSource
+from modelswap_engine.lora.terms import OnTerms
 from modelswap_engine.protocol.errors import ManifestMismatch, SignatureInvalid, SignatureMissing
 from modelswap_engine.protocol.policy import Verification
 from modelswap_engine.signing.policy import Signatures
@@ -31,7 +31,7 @@ class Vouching:
         self._signatures = signatures or Signatures()
         self._offload = offload
 
-    async def manifest_of(self, opened: OpenedAdapter, source: AdapterSource) -> Manifest | None:
+    async def manifest_of(self, opened: OpenedAdapter, source: OnTerms) -> Manifest | None:
         """Return the signed manifest of an adapter that fits its headers; None where none is asked for.
 
         Raises:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from modelswap_engine.checkpoint.layout import Evidence
+from modelswap_engine.protocol.errors import SignatureInvalid
 from modelswap_engine.protocol.policy import Verification
 from modelswap_engine.signing.trust import named, read_trusted
 from modelswap_engine.signing.verify import unsigned, verify
@@ -12,6 +13,23 @@ from modelswap_engine.signing.verify import unsigned, verify
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def stricter(one: Verification | None, other: Verification | None, *, what: str) -> Verification | None:
+    """Return the policy of something that two policies hold for: all that either asks.
+
+    Raises:
+        SignatureInvalid: both name keys, and none of them is the same; ``what`` can be signed by nobody.
+    """
+    if one is None or other is None or one == other:
+        return one or other
+    keys = tuple(key for key in one.keys or other.keys if not other.keys or key in other.keys)
+    if not keys and (one.keys or other.keys):
+        raise SignatureInvalid(
+            f"{what}: its own policy names the keys {', '.join(one.keys)}, its base's {', '.join(other.keys)}",
+            advice="name a key that both allow, or none to leave it to the base's policy",
+        )
+    return Verification(required=one.required or other.required, keys=keys)
 
 
 class Signatures:

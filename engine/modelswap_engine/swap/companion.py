@@ -77,23 +77,27 @@ class Companion(Protocol):
     def view(self) -> AdapterRegistry | None:
         """Return what is published of it."""
 
-    async def restore(self, digest: str) -> None:
+    async def restore(self, base: VersionRef) -> None:
         """A whole base was loaded and nothing else is in the engine: bring back what belongs to this one.
 
         Never fails: what cannot be brought back says so in its own state.
         """
 
-    async def assess(self, change: AdapterChange, *, target: str) -> Effect:
+    async def assess(self, change: AdapterChange, *, target: VersionRef) -> Effect:
         """Say what a change of the base to ``target`` would do; nothing is touched.
 
         Raises:
             BadRequest, Unavailable: it cannot be said.
         """
 
-    async def adopt(self, change: AdapterChange) -> None:
-        """No base is live: what is asked for is to be restored with the one that is about to be loaded."""
+    async def adopt(self, change: AdapterChange, *, target: VersionRef) -> None:
+        """No base is live: what is asked for is to be restored with the one that is about to be loaded.
 
-    async def stage(self, operation_id: str, change: AdapterChange, *, target: str) -> None:
+        Raises:
+            SignatureInvalid: its policy and the base's leave nobody who could vouch for it.
+        """
+
+    async def stage(self, operation_id: str, change: AdapterChange, *, target: VersionRef) -> None:
         """Bring what belongs to the new base beside what serves.
 
         Raises:
@@ -127,17 +131,17 @@ class Alone:
         """Nothing to show."""
         return None
 
-    async def restore(self, digest: str) -> None:
+    async def restore(self, base: VersionRef) -> None:
         """Nothing to bring back."""
 
-    async def assess(self, change: AdapterChange, *, target: str) -> Effect:
+    async def assess(self, change: AdapterChange, *, target: VersionRef) -> Effect:
         """Nothing is affected."""
         return NO_EFFECT
 
-    async def adopt(self, change: AdapterChange) -> None:
+    async def adopt(self, change: AdapterChange, *, target: VersionRef) -> None:
         """Nothing to restore."""
 
-    async def stage(self, operation_id: str, change: AdapterChange, *, target: str) -> None:
+    async def stage(self, operation_id: str, change: AdapterChange, *, target: VersionRef) -> None:
         """Nothing to stage."""
 
     def seal(self) -> None:

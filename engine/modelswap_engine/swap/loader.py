@@ -120,7 +120,7 @@ async def _load(
             await core.bounded("the source", resolved.unchanged(suspected=True), core.settings.resolve_seconds)
             raise
         if not kept:
-            await core.companion.restore(version.digest)
+            await core.companion.restore(version.ref)
         await core.refresh_memory()
         if unless is not None and unless.done():
             unless.result()

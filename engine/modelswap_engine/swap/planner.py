@@ -84,7 +84,7 @@ async def _decide(core: Core, request: PlanRequest, version: Version, *, signer:
             previous=core.previous.digest if core.previous is not None else "",
             memory=core.memory.state,
             capabilities=capabilities,
-            adapters=await core.companion.assess(request.adapters, target=version.digest),
+            adapters=await core.companion.assess(request.adapters, target=version.ref),
             reserve=core.settings.memory_reserve,
             resident=version.resolved.held if isinstance(version.resolved, Received) else frozenset(),
             drifted=frozenset(core.drift.names),

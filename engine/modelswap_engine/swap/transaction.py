@@ -107,7 +107,7 @@ class Transaction:
                 raise decision.refusals[0]
             if isinstance(decision.work, Nothing):
                 # The wanted bytes are live already; only their name and the adapters on them may be new.
-                await self._core.companion.stage(operation.id, asked.adapters, target=self._new.digest)
+                await self._core.companion.stage(operation.id, asked.adapters, target=self._new.ref)
                 operation.check()
                 await self._wait(self._new)
                 self._core.companion.seal()
@@ -144,7 +144,7 @@ class Transaction:
                 core.settings.stage_seconds,
                 unless=operation.interrupted,
             )
-        await core.companion.stage(operation.id, self._request.adapters, target=new.digest)
+        await core.companion.stage(operation.id, self._request.adapters, target=new.ref)
         if isinstance(order, Stage):
             await self._unchanged(new)
         await try_out(core, operation, self._request.checks, new.digest, same_tokens=decision.continuable)
@@ -169,13 +169,13 @@ class Transaction:
         operation.note(hold=holding.state(held=True))
         await holding.passed(unless=operation.interrupted)
         self._meet(holding.peers_ready)
-        effect = await core.companion.assess(self._request.adapters, target=new.digest)
+        effect = await core.companion.assess(self._request.adapters, target=new.ref)
         if effect.refusals:
             raise effect.refusals[0]
         if effect.changes and self._request.traffic.mode in CONTINUING:
             raise Busy("adapters of the base changed while the swap waited", advice="plan it again")
         self._adapted = bool(effect.changes)
-        await core.companion.stage(operation.id, self._request.adapters, target=new.digest)
+        await core.companion.stage(operation.id, self._request.adapters, target=new.ref)
         operation.check()
 
     def _meet(self, peers_ready: int) -> None:
@@ -279,7 +279,7 @@ class Transaction:
         resolved = await loader.find(core, self._request.target, unless=operation.interrupted)
         operation.advance(_S.FETCHING, header_bytes=resolved.header_bytes)
         brought = await self._bring(resolved, [entry.name for entry in resolved.manifest.tensors])
-        await core.companion.adopt(self._request.adapters)
+        await core.companion.adopt(self._request.adapters, target=self._request.target)
         self._staged = True
         self._new = await loader.load(
             core,

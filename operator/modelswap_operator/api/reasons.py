@@ -146,7 +146,7 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.ENGINE_DENIED: "the pod refused the operator's token: check the engine's --allowed-subject and its clock",
     Reason.ENGINE_FAILED: "the engine answered with an error",
     Reason.ENGINE_NOT_READY: "the engine has proved no version yet: see the pod's logs",
-    Reason.ENGINE_PROTOCOL: "the sidecar speaks a protocol that this operator does not: upgrade the engine image",
+    Reason.ENGINE_PROTOCOL: "the sidecar's protocol is not this operator's, or too old: upgrade the engine image",
     Reason.TOKEN_REFUSED: "the API server gave no token for the pod: check the operator's Role (serviceaccounts/token)",
     Reason.WRONG_POD: "another pod answers at this address: pod IPs are reused; it is asked again",
     Reason.NO_CONTROL_PORT: "the pod has no container port named modelswap or modelswap-tls: install it with the "

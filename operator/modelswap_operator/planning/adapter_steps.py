@@ -108,7 +108,7 @@ def ask(adapters: Adapters, now: datetime) -> AskAdapters | None:
 
     What was late is looked up by itself, so that it keeps nothing else waiting.
     """
-    known, pod = adapters.a.snapshot.memory.resolved, _able(adapters.a)
+    known, pod = adapters.a.snapshot.memory.resolved, _able(adapters)
     keys = [
         resolve_key(adapters.a, wish.adapter.spec, source)
         for wish in adapters.wishes
@@ -140,12 +140,14 @@ def _resolve(pod: Pod, keys: Sequence[ResolveKey]) -> ResolveOrder:
     return ResolveOrder(pod=pod, keys=tuple(keys), request=ResolveAdaptersRequest(sources=sources))
 
 
-def _able(a: Assessment) -> Pod | None:
-    """A pod that can hold a source against its base; one that serves is taken before one that does not."""
+def _able(adapters: Adapters) -> Pod | None:
+    """A pod that can hold a source against its base, and verify it; one that serves is taken first."""
     able = []
-    for pod in a.counted:
+    for pod in adapters.a.counted:
         state = pod.state
-        if state is not None and state.live is not None and state.adapters is not None and state.adapters.slots:
+        if state is None or state.live is None or adapters.too_old(pod):
+            continue
+        if state.adapters is not None and state.adapters.slots:
             able.append(pod)
     return min(able, key=lambda pod: (not pod.ready, pod.name), default=None)
 

@@ -7,7 +7,7 @@ is assigned under its name stays as it is.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -18,8 +18,8 @@ from modelswap_engine.protocol.assignment import AssignedAdapter, AssignedSource
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_operator.api.loraadapter import ALL_PODS, LoRAAdapterSpec, SourceSpec
 from modelswap_operator.api.reasons import Reason
-from modelswap_operator.planning.assess import Assessment
-from modelswap_operator.planning.snapshot import Adapter, Resolution, ResolveKey
+from modelswap_operator.planning.assess import Assessment, trusting
+from modelswap_operator.planning.snapshot import Adapter, Pod, Resolution, ResolveKey
 
 MOST_ADAPTERS: Final = 256
 MOST_BYTES: Final = 700 * 1024
@@ -74,7 +74,7 @@ class Adapters:
         load: Counter[str] = Counter()
         room, places = MOST_BYTES, MOST_ADAPTERS
         for adapter in sorted(self.a.snapshot.adapters, key=lambda item: (item.created, item.name)):
-            wish = self._wish(adapter, names, load)
+            wish = self._kept_from_old(self._wish(adapter, names, load))
             size = len(msgspec.json.encode(wish.item)) if wish.item is not None else 0
             if wish.item is not None and (size > room or not places):
                 wish = Wish(adapter=adapter, reason=Reason.TOO_MANY_ADAPTERS, message=_full(room, places))
@@ -106,6 +106,30 @@ class Adapters:
             requested_at=adapter.requested_at or (entry.requested_at if entry is not None else ""),
         )
         return Wish(adapter=adapter, item=item, unresolved=unresolved)
+
+    def too_old(self, pod: Pod) -> bool:
+        """Say whether a pod would load what it is told without asking for the signature that the slot asks for."""
+        return trusting(pod) and self.a.spec.verification.to_wire() is not None
+
+    def _kept_from_old(self, wish: Wish) -> Wish:
+        """Keep an adapter from pods that are too old to verify it; what they serve of it they keep.
+
+        A name has one content in all pods, so what it has now stays while such a pod would lose it for another.
+        """
+        item, old = wish.item, [pod for pod in self.a.present if self.too_old(pod)]
+        if item is None or not old:
+            return wish
+        entry = self.current.get(item.name)
+        losing = [p for p in old if entry is not None and entry.meant_for(p.uid) and _has(p, entry)]
+        stuck = next((pod for pod in losing if not _has(pod, item)), None)
+        if stuck is not None and entry is not None:
+            item = msgspec.structs.replace(item, sources=entry.sources)
+            wish = replace(wish, reason=wish.reason or Reason.ENGINE_PROTOCOL, message=wish.message or too_old(stuck))
+        shut = {pod.uid for pod in old if not _has(pod, item)}
+        if shut:
+            there = [pod.uid for pod in self.a.present] if item.pod_uids is None else item.pod_uids
+            item = msgspec.structs.replace(item, pod_uids=[uid for uid in there if uid not in shut])
+        return replace(wish, item=item)
 
     def _sources(
         self, spec: LoRAAdapterSpec, entry: AssignedAdapter | None
@@ -148,7 +172,7 @@ class Adapters:
         named = entry.pod_uids if entry is not None else []
         kept = [uid for uid in (there if named is None else named) if uid in there][:number]
         others = sorted(
-            (pod for uid, pod in there.items() if uid not in kept),
+            (pod for uid, pod in there.items() if uid not in kept and not self.too_old(pod)),
             key=lambda pod: (not pod.ever_ready, load[pod.uid], pod.name),
         )
         return kept + [pod.uid for pod in others[: number - len(kept)]]
@@ -163,6 +187,18 @@ def serving(state: EngineState, name: str) -> AdapterStatus | None:
 def is_of(row: AdapterStatus | None, source: AdapterSource) -> bool:
     """Say whether what is served is the content of a source."""
     return row is not None and (row.digest, row.base_digest) == (source.digest, source.base_digest)
+
+
+def _has(pod: Pod, item: AssignedAdapter) -> bool:
+    """Say whether a pod serves what an adapter is assigned for its base."""
+    state = pod.state
+    source = item.source_for(state.live.digest) if state is not None and state.live is not None else None
+    return state is not None and source is not None and is_of(serving(state, item.name), source)
+
+
+def too_old(pod: Pod) -> str:
+    """Return what is to be done about a pod that cannot verify."""
+    return f"the sidecar of pod {pod.name} is too old to verify signatures: upgrade the engine image"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from modelswap_engine.protocol.assignment import AssignmentCandidate, Assignment
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.policy import Verification
+from modelswap_engine.protocol.version import VERIFIES_SINCE
 from modelswap_operator.api.modelversion import Failure, ModelVersionSpec, OnFailure
 from modelswap_operator.planning.changes import Hold
 from modelswap_operator.planning.snapshot import PlanKey, PlanResult, Pod, Snapshot
@@ -43,6 +44,11 @@ def followed(state: EngineState | None, digest: str) -> bool:
     if state is None or state.live is None or state.decided is None:
         return False
     return state.decided.digest == digest != "" and proved(state, state.live.digest)
+
+
+def trusting(pod: Pod) -> bool:
+    """Say whether a pod's sidecar is known to be too old to notice that something should be signed."""
+    return pod.state is not None and pod.state.protocol_version < VERIFIES_SINCE
 
 
 @dataclass(frozen=True)

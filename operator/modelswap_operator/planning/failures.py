@@ -11,14 +11,13 @@ from typing import Final
 from modelswap_engine.protocol.assignment import AssignmentTarget
 from modelswap_engine.protocol.errors import DigestMismatch, ErrorBody, SignatureInvalid, SignatureMissing
 from modelswap_engine.protocol.messages import SwapStatus
-from modelswap_engine.protocol.version import VERIFIES_SINCE
 from modelswap_operator.api.labels import ABORT, REQUESTED_AT
 from modelswap_operator.api.modelversion import Failure, OnFailure
 from modelswap_operator.api.reasons import TEXTS, Reason
 from modelswap_operator.api.times import stamp
 from modelswap_operator.planning import canary
 from modelswap_operator.planning.actions import FailedAttempt
-from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.assess import Assessment, trusting
 from modelswap_operator.planning.errors import is_content, text
 from modelswap_operator.planning.operations import covers
 from modelswap_operator.planning.progress import deadline
@@ -73,7 +72,7 @@ def _cannot_verify(a: Assessment, now: datetime) -> Failure | None:
     if wanted is None:
         return None
     for pod in a.counted:
-        if pod.state is not None and pod.state.protocol_version < VERIFIES_SINCE and not a.there(pod, a.target_digest):
+        if trusting(pod) and not a.there(pod, a.target_digest):
             message = (
                 f"the sidecar of pod {pod.name} is too old to verify signatures: upgrade the engine image, then ask "
                 f"again ({REQUESTED_AT})"

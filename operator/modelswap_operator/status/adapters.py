@@ -15,7 +15,7 @@ from modelswap_operator.api.loraadapter import ALL_PODS, AdapterPodStatus, Adapt
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
 from modelswap_operator.planning.adapter_services import ServiceOutcome
 from modelswap_operator.planning.adapter_steps import told
-from modelswap_operator.planning.adapters import Adapters, Wish, is_of, serving
+from modelswap_operator.planning.adapters import Adapters, Wish, is_of, serving, too_old
 from modelswap_operator.planning.assess import Assessment, proved
 from modelswap_operator.planning.errors import is_final, text
 from modelswap_operator.planning.snapshot import Adapter, Pod, Snapshot, Unreachable
@@ -61,7 +61,7 @@ def adapter_statuses(
         return  # which of them are served is not known before the slot can be read
     adapters = Adapters(Assessment(snapshot))
     for wish in adapters.wishes:
-        rows = _rows(adapters.a, wish.item) if wish.item is not None else []
+        rows = _rows(adapters, wish, wish.item) if wish.item is not None else []
         yield (
             wish.adapter,
             _status(
@@ -117,12 +117,17 @@ def _target(a: Assessment, wish: Wish) -> AdapterTarget | None:
 # Pods
 
 
-def _rows(a: Assessment, item: AssignedAdapter) -> list[_Row]:
-    return [_row(a, pod, item) for pod in a.counted if item.meant_for(pod.uid)]
+def _rows(adapters: Adapters, wish: Wish, item: AssignedAdapter) -> list[_Row]:
+    a = adapters.a
+    rows = [_row(adapters, pod, item) for pod in a.counted if item.meant_for(pod.uid)]
+    number = wish.adapter.spec.placement.pods if wish.adapter.spec is not None else ALL_PODS
+    if number == ALL_PODS or len(rows) < int(number):  # those that are too old are missed
+        rows += [_row(adapters, p, item) for p in a.counted if not item.meant_for(p.uid) and adapters.too_old(p)]
+    return rows
 
 
-def _row(a: Assessment, pod: Pod, item: AssignedAdapter) -> _Row:
-    kind, reason, message, digest = _describe(a, pod, item)
+def _row(adapters: Adapters, pod: Pod, item: AssignedAdapter) -> _Row:
+    kind, reason, message, digest = _describe(adapters, pod, item)
     return _Row(
         kind=kind,
         reason=reason,
@@ -137,8 +142,9 @@ def _row(a: Assessment, pod: Pod, item: AssignedAdapter) -> _Row:
     )
 
 
-def _describe(a: Assessment, pod: Pod, item: AssignedAdapter) -> tuple[str, str, str, str]:
+def _describe(adapters: Adapters, pod: Pod, item: AssignedAdapter) -> tuple[str, str, str, str]:
     """Return (kind, reason, message, digest that serves under the name) of a pod."""
+    a = adapters.a
     if isinstance(pod.engine, Unreachable):
         return "Unreachable", pod.engine.reason, f"{pod.engine.reason}: {pod.engine.message}", ""
     state = pod.state
@@ -151,6 +157,8 @@ def _describe(a: Assessment, pod: Pod, item: AssignedAdapter) -> tuple[str, str,
     digest, source = served.digest if served is not None else "", item.source_for(state.live.digest)
     if source is None:
         return (*_without_source(a, item, state.live.digest), digest)
+    if adapters.too_old(pod) and not is_of(served, source):
+        return "Unsupported", Reason.ENGINE_PROTOCOL, too_old(pod), digest
     assigned = told(a, pod)
     problem = next((p for p in assigned.problems if p.name == item.name), None) if assigned is not None else None
     if problem is not None and problem.error is not None:
@@ -217,6 +225,9 @@ def _lookup(adapters: Adapters, wish: Wish, figure: str) -> _Verdict | None:
             )
     if not adapters.a.counted:
         return _no_pods(adapters.a)
+    if all(adapters.too_old(pod) for pod in adapters.a.counted):
+        message = f"{figure}; {too_old(adapters.a.counted[0])}"
+        return _Verdict(ready=False, reason=Reason.ENGINE_PROTOCOL, message=message, stalled=True)
     return _Verdict(
         ready=None,
         reason=Reason.PROGRESSING,

@@ -29,7 +29,7 @@ from modelswap_engine.protocol.errors import (
     WorkerLost,
     WrongPod,
 )
-from modelswap_engine.protocol.messages import Fence
+from modelswap_engine.protocol.messages import Fence, VersionRef
 from tests.support.clock import ManualClock
 from tests.support.fake_adapters import FakeBase, FakeHost, FakeOpener
 
@@ -332,7 +332,7 @@ async def test_what_a_worker_took_with_it_comes_back(world: World) -> None:
     world.opener.errors["file:///adapters/c/one"] = Unavailable("the volume is away")
     world.host.lose()
     assert world.base.live is not None
-    await world.clock.run(world.desk.restore(world.base.live.digest))
+    await world.clock.run(world.desk.restore(world.base.live))
     await using.__aexit__(None, None, None)
     await world.clock.settle()
     assert world.states() == {"a": AdapterState.READY, "b": AdapterState.READY, "c": AdapterState.FAILED}
@@ -354,7 +354,7 @@ async def test_a_new_process_brings_back_what_the_journal_knows(world: World) ->
     world.opener.put("file:///adapters/a/one", "changed since")
     world.host.lose()
     world.start()
-    await world.clock.run(world.desk.restore("sha256:" + "c" * 64))
+    await world.clock.run(world.desk.restore(VersionRef(digest="sha256:" + "c" * 64)))
     # Other content than was registered is not served under its name, nor one that is bound to another base.
     assert world.states() == {"a": AdapterState.FAILED, "other": AdapterState.UNLOADED}
     assert world.desk.status("a").id == loaded.id
@@ -369,7 +369,7 @@ async def test_an_engine_that_dies_while_an_adapter_comes_in(world: World) -> No
     loading = asyncio.ensure_future(world.desk.load(world.request("a", "file:///x")))
     await world.clock.settle()
     # The engine lost everything and was loaded again before the answer came.
-    await world.clock.run(world.desk.restore("sha256:" + "b" * 64))
+    await world.clock.run(world.desk.restore(VersionRef(digest="sha256:" + "b" * 64)))
     world.host.hanging.pop("load").set()
     with pytest.raises(NotReady, match="lost its memory"):
         await world.clock.run(loading)

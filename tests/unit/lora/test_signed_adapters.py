@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from modelswap_engine.cli import main
@@ -14,6 +15,7 @@ from modelswap_engine.protocol.adapters import AdapterChange, AdapterSource, Ada
 from modelswap_engine.protocol.errors import (
     ManifestMismatch,
     ModelswapError,
+    NotReady,
     SignatureInvalid,
     SignatureMissing,
     TrustedKeysUnusable,
@@ -136,5 +138,56 @@ async def test_what_is_looked_up_for_objects_and_planned_with_a_base_is_asked_fo
         False,
         True,
     )
-    effect = await engine.desk.assess(AdapterChange(sources=[source]), target="sha256:" + "c" * 64)
+    effect = await engine.desk.assess(AdapterChange(sources=[source]), target=VersionRef(digest="sha256:" + "c" * 64))
     assert [refusal.code for refusal in effect.refusals] == ["SignatureMissing"]
+
+
+SIGNED_BASE = VersionRef(version="1.0", digest="sha256:" + "b" * 64, verification=REQUIRED)
+
+
+async def test_a_call_can_ask_for_more_than_the_base_s_policy_never_for_less(
+    tmp_path: Path, folder: Path, key: KeyPair
+) -> None:
+    engine = Engine(tmp_path, key, required=False)
+    engine.base.live = SIGNED_BASE
+    await engine.refuses(folder, SignatureMissing, "adapter a", verification=Verification())
+    sign(folder, key)
+    await engine.refuses(folder, TrustedKeysUnusable, r"x\.pub", verification=Verification(keys=("x.pub",)))
+    only = msgspec.structs.replace(REQUIRED, keys=("release.pub",))
+    engine.base.live = msgspec.structs.replace(SIGNED_BASE, verification=only)
+    other = Verification(required=True, keys=("x.pub",))
+    await engine.refuses(
+        folder, SignatureInvalid, r"names the keys x\.pub, its base's release\.pub", verification=other
+    )
+    await engine.load(folder, verification=Verification(keys=("x.pub", "release.pub")))
+    assert engine.base.registrations["a"].sources[0].verification == only, "a restart asks for the same"
+
+
+async def test_while_a_base_is_restored_its_policy_holds_and_without_one_nothing_is_taken(
+    tmp_path: Path, folder: Path, key: KeyPair
+) -> None:
+    engine = Engine(tmp_path, key, required=False)
+    engine.base.live = None
+    await engine.refuses(folder, NotReady, "no base is live")
+    await engine.desk.restore(SIGNED_BASE)
+    await engine.refuses(folder, SignatureMissing, "adapter a")
+
+
+async def test_what_a_swap_names_is_held_to_the_policy_of_the_base_that_it_brings(
+    tmp_path: Path, folder: Path, key: KeyPair
+) -> None:
+    engine = Engine(tmp_path, key, required=False)
+    change = AdapterChange(sources=[AdapterSource(name="a", uri=folder.as_uri(), verification=Verification())])
+    target = msgspec.structs.replace(SIGNED_BASE, digest="sha256:" + "c" * 64)
+    effect = await engine.desk.assess(change, target=target)
+    assert [refusal.code for refusal in effect.refusals] == ["SignatureMissing"]
+    with pytest.raises(SignatureMissing, match="adapter a"):
+        await engine.desk.stage("op", change, target=target)
+    await engine.desk.settle()
+    assert engine.host.calls == []
+    await engine.desk.adopt(change, target=target)
+    assert engine.base.registrations["a"].sources[0].verification == REQUIRED, "it is loaded with the base as asked"
+    others = msgspec.structs.replace(change.sources[0], verification=Verification(required=True, keys=("x.pub",)))
+    mine = msgspec.structs.replace(target, verification=Verification(required=True, keys=("release.pub",)))
+    effect = await engine.desk.assess(AdapterChange(sources=[others]), target=mine)
+    assert [refusal.code for refusal in effect.refusals] == ["SignatureInvalid"]

@@ -558,7 +558,7 @@ def test_two_hundred_adapters_on_three_pods() -> None:
 
 
 def test_credentials_and_the_slot_s_policy_go_with_an_adapter_to_who_looks_it_up_and_who_loads_it() -> None:
-    made = world()
+    made = world(protocol=3)
     made.edit(verification=VerificationSpec(required=True, keys=("release.pub",)))
     named = msgspec.structs.replace(source("1"), credentials_ref=CredentialsRef(name="adapters"))
     made.create("a", named)
@@ -573,7 +573,7 @@ def test_credentials_and_the_slot_s_policy_go_with_an_adapter_to_who_looks_it_up
 
 
 def test_what_was_refused_is_looked_up_again_with_other_credentials_and_under_another_policy() -> None:
-    made = world()
+    made = world(protocol=3)
     made.edit(verification=VerificationSpec(required=True))
     made.break_content("1", "SignatureMissing")
     made.create("a")
@@ -595,4 +595,50 @@ def test_what_was_refused_is_looked_up_again_with_other_credentials_and_under_an
     named = msgspec.structs.replace(source("2"), credentials_ref=CredentialsRef(name="adapters"))
     made.change("a", sources=(named,))
     made.settle()
+    assert (made.loaded(), made.says("a")) == ([{"a": "2"}] * 3, READY)
+
+
+def test_a_pod_that_is_too_old_to_verify_an_adapter_is_not_assigned_it_until_it_is_upgraded() -> None:
+    made = world(protocol=3)
+    made.pods[0].protocol = 2
+    made.edit(verification=VerificationSpec(required=True))
+    made.create("a", source("1", pin=True))
+    made.create("b", source("2"))
+    made.create("c", source("3"), pods=3)
+    made.rest(10)
+    assert made.loaded() == [{}, *[{"a": "1", "b": "2", "c": "3"}] * 2]
+    assert {order.pod.name for action in made.actions(AskAdapters) for order in action.orders} == {"pod-2"}
+    for name in "abc":
+        assert made.says(name)["Stalled"] == ("True", "EngineProtocolUnsupported")
+        assert "2/3 pods serve it; pod pod-1: the sidecar of pod pod-1 is too old" in made.message(name)
+        assert "upgrade the engine image" in made.message(name)
+    made.pods[0].protocol = 3
+    made.rest(10)
+    assert made.loaded() == [{"a": "1", "b": "2", "c": "3"}] * 3
+    assert made.says("a") == READY
+
+
+def test_where_no_pod_can_verify_nothing_is_looked_up() -> None:
+    made = world(protocol=2)
+    made.edit(verification=VerificationSpec(required=True))
+    made.create("a")
+    made.rest(10)
+    assert (made.actions(AskAdapters), made.loaded()) == ([], [{}] * 3)
+    assert made.says("a")["Stalled"] == ("True", "EngineProtocolUnsupported")
+    assert "pod-1" in made.message("a")
+
+
+def test_what_an_old_pod_serves_stays_and_another_content_waits_for_its_upgrade() -> None:
+    made = world(protocol=3)
+    made.pods[0].protocol = 2
+    made.create("a")
+    made.settle()
+    made.edit(verification=VerificationSpec(required=True))
+    made.change("a", sources=(source("2", pin=True),))
+    made.rest(10)
+    assert made.loaded() == [{"a": "1"}] * 3
+    assert made.says("a")["Stalled"] == ("True", "EngineProtocolUnsupported")
+    assert "pod pod-1 is too old to verify" in made.message("a")
+    made.pods[0].protocol = 3
+    made.rest(10)
     assert (made.loaded(), made.says("a")) == ([{"a": "2"}] * 3, READY)
