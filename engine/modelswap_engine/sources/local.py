@@ -82,6 +82,10 @@ class LocalCheckpoint:
             sha256=entry.sha256,
         )
 
+    async def read(self, where: TensorRange, begin: int, count: int) -> bytes:
+        """Read some bytes of a tensor where they lie."""
+        return await self._threads.run(_read, where.path, where.offset + begin, count)
+
     async def copy_side_files(self, destination: Path) -> None:
         """Make ``destination`` a read-only folder with exactly the manifest's side files."""
         await self._threads.run(self._copy_side_files, destination)
@@ -125,6 +129,15 @@ class LocalCheckpoint:
                 raise SourceChanged(
                     f"{self._uri}: {name} was {what} after it was resolved", advice=_ADVICE, details={"file": name}
                 )
+
+
+def _read(path: str, begin: int, count: int) -> bytes:
+    # Nobody waits for what was put in the file's place and is none.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.pread(file, count, begin)
+    finally:
+        os.close(file)
 
 
 def _written(now: Stamp, before: Stamp | None) -> bool:

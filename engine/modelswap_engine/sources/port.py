@@ -105,7 +105,18 @@ def others(names: Iterable[str]) -> str:
     return f"other files ({', '.join(found[:3])}{more})" if found else ""
 
 
-Mounted = Callable[[], Sequence[Resolved]]
+class ResolvedHere(Resolved, Protocol):
+    """A checkpoint whose bytes lie in mounted folders, which may hang."""
+
+    async def read(self, where: TensorRange, begin: int, count: int) -> bytes:
+        """Read some bytes of a tensor where they lie; fewer where the file ended. Whoever gives up leaves it behind.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+
+
+Mounted = Callable[[], Sequence[ResolvedHere]]
 """Returns versions of mounted folders that were resolved and may be in use."""
 
 

@@ -1,7 +1,9 @@
 """Tensors made from packs of what differs: less travels, and nothing depends on a pack being good."""
 
+import asyncio
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,6 +172,31 @@ async def test_a_mounted_file_that_is_another_now_costs_bytes_only(
     await versions.obtain()
     assert versions.world.holds(versions.new)
     assert not list((versions.world.folder / "store" / "incoming").iterdir())
+
+
+async def test_a_base_on_a_mount_that_hangs_is_not_waited_for(
+    versions: Versions, mounted: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelswap_engine.sources.remote.packs.BASE_SECONDS", 0.1)
+    answers, stuck, opened = threading.Event(), list[threading.Thread](), os.open
+
+    def hanging(path: str | Path, *arguments: int, **keywords: int) -> int:
+        if Path(path).is_relative_to(versions.old_folder):
+            stuck.append(threading.current_thread())
+            answers.wait(30)
+        return opened(path, *arguments, **keywords)
+
+    name = versions.offer(versions.pack.read_bytes())
+    monkeypatch.setattr(os, "open", hanging)
+    try:
+        async with asyncio.timeout(20):
+            count = await versions.obtain()
+        assert count == versions.new.total_bytes + versions.places.given[name]
+        assert versions.world.holds(versions.new)
+        assert all(thread.daemon for thread in stuck)
+        assert 0 < len(stuck) <= len(OLD)
+    finally:
+        answers.set()
 
 
 async def test_mounted_versions_are_remembered_while_they_are_used(tmp_path: Path) -> None:

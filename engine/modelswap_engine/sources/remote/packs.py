@@ -9,26 +9,26 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.delta.layout import NAME_PREFIX, NAME_SUFFIX, pack_name
-from modelswap_engine.delta.pack import Pack, Step, apply, open_pack
+from modelswap_engine.delta.pack import Pack, ReadBase, Step, apply, open_pack
 from modelswap_engine.delta.plan import Route, plan
 from modelswap_engine.protocol.errors import Cancelled, ModelswapError, SourceUnreadable
-from modelswap_engine.sources.port import Resolved
+from modelswap_engine.sources.port import ResolvedHere
 from modelswap_engine.sources.remote.contents import read_range
 from modelswap_engine.sources.remote.port import FileStat, Folder
 from modelswap_engine.sources.remote.reserving import expected
+from modelswap_engine.sources.threads import MountThreads
 from modelswap_engine.store.content import ContentStore, writing
 from modelswap_engine.store.incoming import Incoming
-
-T = TypeVar("T")
 
 log = logging.getLogger("modelswap.sources")
 
@@ -39,6 +39,8 @@ MOST_PACKS: Final = 16
 STEP_BYTES: Final = 64 << 10
 """What a tensor from a pack must save: it costs a request of its own, and reading the base."""
 READ_SECONDS: Final = 120.0
+BASE_SECONDS: Final = 30.0
+"""So long a mount may take for a block of a base; after that it is not asked again for this fetch."""
 
 
 async def make(
@@ -47,7 +49,7 @@ async def make(
     folder: Folder,
     store: ContentStore,
     digests: Collection[str],
-    mounted: Sequence[Resolved] = (),
+    mounted: Sequence[ResolvedHere] = (),
 ) -> int:
     """Make what tensors can be made from packs of a folder; return how many bytes were read for it.
 
@@ -61,7 +63,11 @@ async def make(
     known = {*digests, *(version.manifest.digest for version in mounted)}
     if not missing or not known:
         return 0
-    lying = {entry.sha256: version.range_of(entry.name) for version in mounted for entry in version.manifest.tensors}
+    lying = {
+        entry.sha256: _Lying(version, version.range_of(entry.name))
+        for version in mounted
+        for entry in version.manifest.tensors
+    }
     run = _Run(folder, store, lying)
     try:
         routes = await run.routes(missing, [pack_name(digest) for digest in sorted(known)])
@@ -75,9 +81,12 @@ async def make(
     return run.read_bytes
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open a file, and never wait for one that was put in its place and is none."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+@dataclass(frozen=True)
+class _Lying:
+    """A tensor in a mounted folder."""
+
+    version: ResolvedHere
+    where: TensorRange
 
 
 @dataclass(frozen=True)
@@ -100,13 +109,12 @@ class _Ranges:
 class _Run:
     folder: Folder
     store: ContentStore
-    lying: Mapping[str, TensorRange]
+    lying: Mapping[str, _Lying]
     read_bytes: int = 0
     _packs: dict[str, Pack] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
-    _threads: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="packs")
-    )
+    _late: set[str] = field(default_factory=set)
+    _threads: MountThreads = field(default_factory=lambda: MountThreads("packs", at_once=AT_ONCE))
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     async def routes(self, missing: Sequence[TensorEntry], names: Sequence[str]) -> Mapping[str, Route[str]]:
@@ -126,7 +134,7 @@ class _Run:
 
     async def _open(self, name: str, stat: FileStat) -> None:
         try:
-            self._packs[name] = await self._in_thread(open_pack, _Ranges(self, name, stat))
+            self._packs[name] = await self._threads.run(open_pack, _Ranges(self, name, stat))
         except ModelswapError as error:
             log.warning("%s: %s is of no use: %s", self.folder.uri, name, error.message)
 
@@ -151,18 +159,18 @@ class _Run:
         steps = [Step(self._packs[link.pack], link.entry) for link in route.links]
         base = steps[0].entry.base
         try:
-            await self._in_thread(self._apply, steps, self._where(base) if base else None, incoming)
+            await self._threads.run(self._apply, steps, self._base(base) if base else None, incoming)
         except Cancelled:
             raise
         except (ModelswapError, OSError) as error:
             log.warning("%s: tensor %s is fetched whole: %s", self.folder.uri, steps[-1].entry.name, error)
 
-    def _where(self, base: str) -> tuple[Path, int]:
-        """Return the file that has the bytes, and where in it they begin."""
-        lies = self.lying.get(base) if self.store.missing([base]) else None
-        return (Path(lies.path), lies.offset) if lies is not None else (self.store.path(base), 0)
+    def _base(self, sha256: str) -> ReadBase:
+        """Return what reads a tensor that is here."""
+        lies = self.lying.get(sha256) if self.store.missing([sha256]) else None
+        return partial(self._read_mounted, lies) if lies is not None else partial(_read_file, self.store.path(sha256))
 
-    def _apply(self, steps: Sequence[Step], base: tuple[Path, int] | None, incoming: Incoming) -> None:
+    def _apply(self, steps: Sequence[Step], base: ReadBase | None, incoming: Incoming) -> None:
         at = 0
 
         def write(piece: memoryview) -> None:
@@ -173,36 +181,47 @@ class _Run:
                 incoming.write(at, piece)
             at += len(piece)
 
-        if base is None:
-            apply(steps, base=None, write=write)
-        else:
-            path, offset = base
-            with open(path, "rb", buffering=0, opener=_at_once) as stream:
-
-                def read(begin: int, view: memoryview) -> None:
-                    stream.seek(offset + begin)
-                    if stream.readinto(view) != len(view):
-                        raise SourceUnreadable(f"{path}: it ended early", advice="the tensor is fetched whole")
-
-                apply(steps, base=read, write=write)
+        apply(steps, base=base, write=write)
         self.store.accept(incoming)
 
     def read(self, name: str, start: int, stop: int, stat: FileStat) -> bytes:
         """Fetch a range for a thread."""
         work = read_range(self.folder, name, start, stop, stat=stat)
-        future: Future[bytes] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            data = future.result(READ_SECONDS)
-        except TimeoutError:
-            future.cancel()
-            raise SourceUnreadable(f"{name}: bytes {start} to {stop} did not come within {READ_SECONDS:g} s") from None
+        data = self._waited(work, READ_SECONDS, what=f"{name}: bytes {start} to {stop}")
         self.read_bytes += len(data)
         return data
 
-    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
-        return await self._loop.run_in_executor(self._threads, call, *arguments)
+    def _read_mounted(self, lies: _Lying, begin: int, view: memoryview) -> None:
+        """Have the mount's own threads read, since one that hangs may never come back."""
+        path, uri = lies.where.path, lies.version.uri
+        if uri in self._late:
+            raise SourceUnreadable(f"{path}: its mount did not answer", advice="the tensor is fetched whole")
+        try:
+            data = self._waited(lies.version.read(lies.where, begin, len(view)), BASE_SECONDS, what=path)
+        except SourceUnreadable:
+            self._late.add(uri)
+            raise
+        _fill(view, data, path)
+
+    def _waited(self, work: Coroutine[Any, Any, bytes], seconds: float, *, what: str) -> bytes:
+        future: Future[bytes] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            future.cancel()
+            raise SourceUnreadable(f"{what} did not come within {seconds:g} s") from None
 
     def end(self) -> None:
         """Let the threads end; none waits for what nobody fetches any more."""
         self._stop.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _read_file(path: Path, begin: int, view: memoryview) -> None:
+    with path.open("rb", buffering=0) as stream:
+        _fill(view, os.pread(stream.fileno(), len(view), begin), path)
+
+
+def _fill(view: memoryview, data: bytes, path: str | Path) -> None:
+    if len(data) != len(view):
+        raise SourceUnreadable(f"{path}: it ended early", advice="the tensor is fetched whole")
+    view[:] = data
