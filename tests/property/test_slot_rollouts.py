@@ -1,6 +1,7 @@
 """Whatever users and fate do to a slot, its rules hold at every step and it ends where it should."""
 
 from datetime import timedelta
+from itertools import pairwise
 
 import msgspec
 from hypothesis import HealthCheck, settings
@@ -139,6 +140,10 @@ class Rollouts(SlotFate):
     def overwrite_a_source(self, version: str, moved: str | ErrorBody) -> None:
         self.world.moved[GOOD[version].uri] = moved
 
+    @rule(version=st.sampled_from(sorted(GOOD)))
+    def write_the_same_again(self, version: str) -> None:
+        self.world.write_again(GOOD[version].uri)
+
     @rule(times=st.integers(1, 99))
     def ask_again(self, times: int) -> None:
         self.world.requested_at = str(times)
@@ -257,9 +262,25 @@ class Rollouts(SlotFate):
         world.settle()
         assert world.condition("SourceDrifted") == ("True", "SourceDrifted")
         world.moved[uri] = ""
+        for pod in world.pods:
+            pod.outdated = False
         world.now += 2 * EVERY
         world.settle()
         assert world.condition("SourceDrifted") is None
+        self._end_of_a_suspicion(uri)
+
+    def _end_of_a_suspicion(self, uri: str) -> None:
+        """One pod that read the files since is enough, in whatever turn it is asked; it is told once at most."""
+        world = self.world
+        world.write_again(uri)
+        world.pods[-1].outdated = False
+        told = [False]
+        for _ in range(2 * len(world.pods) + 1):
+            world.now += 2 * EVERY
+            world.settle()
+            told.append(world.condition("SourceDrifted") is not None)
+        assert sum(now and not before for before, now in pairwise(told)) <= 1, "it is told again and again"
+        assert not told[-1]
 
 
 assert not set(GOOD) & set(BAD)

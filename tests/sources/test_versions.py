@@ -91,10 +91,10 @@ async def test_bytes_that_are_not_those_of_the_manifest(place: Place, tmp_path: 
 async def test_another_version_under_the_same_name_is_seen_without_fetching_it(place: Place, tmp_path: Path) -> None:
     await publish(place, tmp_path / "old", OLD)
     resolved = await source(place, tmp_path / "pod").resolve(place.uri, credentials=NAMED)
-    assert await resolved.moved() == ""
+    assert (await resolved.moved()).found == ""
     new = await publish(place, tmp_path / "new", NEW)
     place.proxy.forget()
-    assert await resolved.moved() == new.digest
+    assert (await resolved.moved()).found == new.digest
     assert place.proxy.sent() < SIZE
     await publish(place, tmp_path / "old", OLD)
-    assert await resolved.moved() == "", "the old content is there again"
+    assert (await resolved.moved()).found == "", "the old content is there again"

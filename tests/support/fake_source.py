@@ -10,6 +10,7 @@ from modelswap_engine.checkpoint.canonical import side_file
 from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry, encode, make_manifest
 from modelswap_engine.protocol.errors import ModelswapError, SourceChanged, SourceNotFound
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources.port import Brought, Travelled
 
 CONFIG = b'{"architectures": ["Tiny"], "hidden_size": 4, "eos_token_id": 2}'
@@ -87,12 +88,12 @@ class FakeResolved:
         if self.uri in self._place.touched:
             raise SourceChanged(f"{self.uri} was overwritten while it was read")
 
-    async def moved(self) -> str:
+    async def moved(self) -> SourceLook:
         if self.uri in self._place.hanging:
             await asyncio.Event().wait()
         if self.uri in self._place.errors:
             raise self._place.errors[self.uri]
-        return self._place.moved.get(self.uri, "")
+        return SourceLook(found=self._place.moved.get(self.uri, ""))
 
 
 class FakeSources:

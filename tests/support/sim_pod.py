@@ -111,6 +111,8 @@ class SimPod:
     prefetch: list[PrefetchState] = field(default_factory=list)
     too_small: bool = False
     """There is no memory for a second version."""
+    outdated: bool = False
+    """The files that it resolved were written again since."""
 
     def __repr__(self) -> str:
         return self.name
@@ -210,15 +212,18 @@ class SimPod:
         self._show(status)
         return status
 
-    def look(self, request: LookRequest, moved: Mapping[str, str | ErrorBody]) -> SourceLook | ErrorBody:
+    def look(
+        self, request: LookRequest, moved: Mapping[str, str | ErrorBody], revisions: Mapping[str, int]
+    ) -> SourceLook | ErrorBody:
         """Say what is at the place that the live version came from, by a table of what has changed there."""
         assert self.protocol >= LOOKS_SINCE, "an old sidecar does not know the route"
         assert self.live is not None
         assert (request.target.uri, request.target.digest) == (self.live.uri, self.live.digest)
         if not self.reachable:
             return ErrorBody(code="EngineTimeout", message="no answer", retryable=True)
-        found = moved.get(request.target.uri, "")
-        return found if isinstance(found, ErrorBody) else SourceLook(found=found)
+        found = moved.get(request.target.uri, "") or ("other files (weights)" if self.outdated else "")
+        revision = f"files-{revisions.get(request.target.uri, 0)}"
+        return found if isinstance(found, ErrorBody) else SourceLook(found=found, revision=revision)
 
     def answer(self, *, ok: int = 0, failed: int = 0) -> None:
         """Clients ask for what is live."""
@@ -280,7 +285,7 @@ class SimPod:
             self._show(msgspec.structs.replace(operation, state=state))
 
     def _arrive(self, release: Release, operation: SwapStatus) -> None:
-        self.live = release
+        self.live, self.outdated = release, False
         if self.accepted is not None and self.accepted.operation_id == operation.operation_id:
             self.accepted = msgspec.structs.replace(self.accepted, done=True)
         self._show(msgspec.structs.replace(operation, state=SwapState.SERVING))
@@ -302,7 +307,7 @@ class SimPod:
         self.seq += 1
         self.operation = None
         self.answers = None if self.answers is None else {}
-        self.quarantined = self.ready = False
+        self.quarantined = self.ready = self.outdated = False
         self.template = self.live or self.template
         self.live, self.reason = None, "Starting"
 

@@ -96,6 +96,7 @@ class World:
         self.origin: dict[str, str] = {}
         self.hanging: set[str] = set()
         self.moved: dict[str, str | ErrorBody] = {}
+        self.written: dict[str, int] = {}
         self.assignment: Assignment | None = None
         self.ledger = Ledger()
         self.memory = SlotMemory()
@@ -248,7 +249,7 @@ class World:
                     self.memory.answered(asked, answer, now=self.now, random=0.5)
             case LookAtSource():
                 self.memory.looking()
-                found = self._sim(action.pod.uid).look(action.request, self.moved)
+                found = self._sim(action.pod.uid).look(action.request, self.moved, self.written)
                 self.memory.looked(action, found, now=self.now, random=0.5)
             case SendAdapters():
                 untold = [failed for order in action.orders if (failed := self._tell(order))]
@@ -328,6 +329,12 @@ class World:
 
     def _sim(self, uid: str) -> SimPod:
         return next(p for p in self.pods if p.uid == uid)
+
+    def write_again(self, uri: str) -> None:
+        """Upload the same bytes again: other files to each pod that resolved them before."""
+        self.written[uri] = self.written.get(uri, 0) + 1
+        for pod in self.pods:
+            pod.outdated |= pod.live is not None and pod.live.uri == uri
 
     # Time
 

@@ -26,6 +26,7 @@ from modelswap_engine.protocol.errors import (
     UnsupportedFormat,
     UnsupportedScheme,
 )
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
 from tests.support.checkpoints import CONFIG, SINGLE, TENSORS, safetensors, write_checkpoint
@@ -444,34 +445,50 @@ async def test_another_content_under_the_name_is_seen(shipped: bool, root: Path,
     if shipped:
         ship(folder)
     resolved = await FileSource(roots=[root], cache=None).resolve(folder.as_uri())
-    assert await resolved.moved() == ""
+    assert (await resolved.moved()).found == ""
     for file in folder.iterdir():
         file.chmod(0o600)
-    assert await resolved.moved() == "", "other rights are no other content"
+    assert (await resolved.moved()).found == "", "other rights are no other content"
     overwrite(folder / SINGLE)
     os.utime(folder / SINGLE, ns=(0, later()))
-    assert await resolved.moved() == f"other files ({SINGLE})"
+    assert (await resolved.moved()).found == f"other files ({SINGLE})"
     if shipped:
         ship(folder)
-        assert await resolved.moved() == build_manifest(folder).digest
+        assert (await resolved.moved()).found == build_manifest(folder).digest
         overwrite(folder / SINGLE)
         ship(folder)
-        assert await resolved.moved() == "", "the old content is there again"
+        assert (await resolved.moved()).found == "", "the old content is there again"
+
+
+async def test_files_are_named_the_same_by_whoever_looks_at_them(root: Path, folder: Path) -> None:
+    before = await FileSource(roots=[root], cache=None).resolve(folder.as_uri())
+    former = (await before.moved()).revision
+    os.utime(folder / SINGLE, ns=(0, later()))
+    since = await FileSource(roots=[root], cache=None).resolve(folder.as_uri())
+    touched = (await since.moved()).revision
+    assert await before.moved() == SourceLook(found=f"other files ({SINGLE})", revision=touched)
+    assert "" != touched != former
+    times = (folder / SINGLE).stat()
+    replace(folder / SINGLE)
+    os.utime(folder / SINGLE, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert await since.moved() == SourceLook(found=f"other files ({SINGLE})", revision=touched), (
+        "inodes are a node's own"
+    )
 
 
 async def test_a_link_that_leads_elsewhere_by_now_is_followed(root: Path, folder: Path) -> None:
     link = root / "current"
     link.symlink_to(folder)
     resolved = await FileSource(roots=[root], cache=None).resolve(link.as_uri())
-    assert await resolved.moved() == ""
+    assert (await resolved.moved()).found == ""
     other = write_checkpoint(root / "m-1.1", side_files={"config.json": CONFIG, "merges.txt": b"a b"})
     ship(other)
     link.unlink()
     link.symlink_to(other)
-    assert await resolved.moved() == "", "the same content at another place"
+    assert (await resolved.moved()).found == "", "the same content at another place"
     overwrite(other / SINGLE)
     ship(other)
-    assert await resolved.moved() == build_manifest(other).digest
+    assert (await resolved.moved()).found == build_manifest(other).digest
     shutil.rmtree(other)
     with pytest.raises(SourceNotFound):
         await resolved.moved()

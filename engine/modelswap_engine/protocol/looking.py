@@ -16,12 +16,20 @@ class LookRequest(Message, frozen=True, kw_only=True):
 
 
 class SourceLook(Message, frozen=True, kw_only=True):
-    """What was seen: ``found`` is the digest of another content, or the files that are others; "" where it is the same.
+    """What was seen; a source that cannot be asked is an error and no answer.
 
-    A source that cannot be asked is an error and no answer.
+    Attributes:
+        found: the digest of another content, or the files that are others; "" where it is the same.
+        revision: one name for the files that are there, the same from each pod that sees them; "" where there is none.
     """
 
     found: str = ""
+    revision: str = ""
+
+
+def proven(found: str) -> bool:
+    """Say whether another content was found, and not only files that are others and may hold the same tensors."""
+    return found.startswith("sha256:")
 
 
 def fixed(uri: str) -> bool:

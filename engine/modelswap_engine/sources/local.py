@@ -1,8 +1,9 @@
 """A validated checkpoint in a local folder: ranges into its files, copies of its side files, and whether it changed."""
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from modelswap_engine.checkpoint.files import Stamp, stamp_of
 from modelswap_engine.checkpoint.layout import SIGNATURE_FILE, Contents, Evidence, Read, key_of
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources import side_files
 from modelswap_engine.sources.port import Travelled, others
 from modelswap_engine.sources.threads import MountThreads
@@ -94,17 +96,19 @@ class LocalCheckpoint:
         """Check that no file was touched since it was resolved."""
         await self._threads.run(self._unchanged)
 
-    async def moved(self) -> str:
+    async def moved(self) -> SourceLook:
         """Read the folder again, but no tensors."""
         return await self._threads.run(self._moved)
 
-    def _moved(self) -> str:
+    def _moved(self) -> SourceLook:
         contents, before = self._again(), self._contents.stamps
+        now = {name: stamp for name, stamp in contents.stamps.items() if name != SIGNATURE_FILE}
+        revision = _revision_of(now)
         if contents.shipped is not None and _written(contents.stamps[MANIFEST_FILE], before.get(MANIFEST_FILE)):
             found = manifests.decode(contents.shipped).digest
-            return found if found != self._manifest.digest else ""
-        now = {name: stamp for name, stamp in contents.stamps.items() if name != SIGNATURE_FILE}
-        return others(name for name, stamp in now.items() if _written(stamp, before.get(name)))
+            return SourceLook(found=found if found != self._manifest.digest else "", revision=revision)
+        changed = others(name for name, stamp in now.items() if _written(stamp, before.get(name)))
+        return SourceLook(found=changed, revision=revision)
 
     def _copy_side_files(self, destination: Path) -> None:
         side_files.materialise(destination, self._manifest, self._verified())
@@ -138,6 +142,12 @@ def _read(path: str, begin: int, count: int) -> bytes:
         return os.pread(file, count, begin)
     finally:
         os.close(file)
+
+
+def _revision_of(files: Mapping[str, Stamp]) -> str:
+    """Return one name for files, without inodes: a network file system can have others on each node."""
+    text = json.dumps(sorted((name, stamp.size, stamp.mtime_ns) for name, stamp in files.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _written(now: Stamp, before: Stamp | None) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
+from modelswap_engine.protocol.looking import SourceLook
 
 
 class Brought(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,11 +88,11 @@ class Resolved(Protocol):
             SourceChanged: a file was replaced, rewritten, removed or damaged; resolving it again may help.
         """
 
-    async def moved(self) -> str:
+    async def moved(self) -> SourceLook:
         """Look, without reading tensors, whether the place holds another content under its name by now.
 
-        A manifest beside it decides; without one, a file that was written again is another. Returns the digest of what
-        is there, or the files that are others; "" while it holds what was resolved.
+        A manifest beside it decides; without one, a file that was written again is another. The revision that is
+        returned depends on what is there alone, and not on when this was resolved.
 
         Raises:
             Refused, SourceDenied, SourceUnreadable, SourceChanged: it cannot be told now.

@@ -77,8 +77,8 @@ async def look(core: Core, ref: VersionRef) -> SourceLook:
     live = core.live
     if live is None or (live.ref.uri, live.digest) != (ref.uri, ref.digest):
         raise NotFound(f"{ref.uri[:200]!r} is not where the live version came from", advice="ask another pod")
-    found: str = await core.bounded(f"the source of {ref.uri}", live.resolved.moved(), LOOK_SECONDS)
-    return SourceLook(found=found)
+    seen: SourceLook = await core.bounded(f"the source of {ref.uri}", live.resolved.moved(), LOOK_SECONDS)
+    return seen
 
 
 async def obtain(

@@ -201,6 +201,8 @@ class Watched:
         asked: one is looking.
         looks: how many times one was asked to.
         found: what it held at the last look that was answered: "" for what was resolved; None before the first.
+        revision: which files gave rise to ``found``, while that is a suspicion only.
+        cleared: files that another pod had resolved since: they hold the same, whatever others say of them.
     """
 
     uri: str
@@ -209,6 +211,8 @@ class Watched:
     asked: bool = False
     looks: int = 0
     found: str | None = None
+    revision: str = ""
+    cleared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from modelswap_engine.protocol.looking import LookRequest, fixed
+from modelswap_engine.protocol.looking import LookRequest, SourceLook, fixed, proven
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.version import LOOKS_SINCE
 from modelswap_operator.planning.actions import LookAtSource
@@ -17,6 +17,8 @@ from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Pod, Snapshot, Watched
 
 EVERY: Final = timedelta(minutes=10)
+CLEARED: Final = 8
+"""So many sets of files that turned out to hold the same are remembered, the latest."""
 
 
 def watched(snapshot: Snapshot, now: datetime) -> Watched | None:
@@ -44,6 +46,23 @@ def look(a: Assessment, now: datetime) -> LookAtSource | None:
         return None
     ref = VersionRef(version=target.version, uri=target.uri, digest=target.digest, credentials=target.credentials)
     return LookAtSource(pod=able[known.looks % len(able)], request=LookRequest(target=ref))
+
+
+def told(known: Watched, answer: SourceLook) -> Watched:
+    """Return what is known after an answer; the last one holds, but for files that were found to hold the same.
+
+    A file that was written again is another to each pod that resolved the source before, and none to those that did so
+    since: without a memory of what these said, the answers of pods that take turns would never agree.
+    """
+    if answer.found == "":
+        same = known.revision != "" and known.revision == answer.revision
+        cleared = (*known.cleared, known.revision)[-CLEARED:] if same else known.cleared
+        return replace(known, found="", revision="", cleared=cleared)
+    if proven(answer.found):
+        return replace(known, found=answer.found, revision="")
+    if answer.revision in known.cleared:
+        return replace(known, found="", revision="")
+    return replace(known, found=answer.found, revision=answer.revision)
 
 
 def _came_from(pod: Pod, known: Watched) -> bool:

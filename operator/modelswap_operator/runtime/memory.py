@@ -92,9 +92,8 @@ class SlotMemory:
         known, target = self._watched, action.request.target
         if known is None or (known.uri, known.digest) != (target.uri, target.digest):
             return
-        found = answer.found if isinstance(answer, SourceLook) else known.found
-        due = now + watching.EVERY * (0.8 + 0.4 * random)
-        self._watched = replace(known, asked=False, found=found, due=due)
+        known = watching.told(known, answer) if isinstance(answer, SourceLook) else known
+        self._watched = replace(known, asked=False, due=now + watching.EVERY * (0.8 + 0.4 * random))
 
     def asked_ahead(self, orders: Iterable[PrefetchOrder], failed: Iterable[FailedAttempt], *, now: datetime) -> None:
         """Remember which pods could not be told what to fetch ahead."""

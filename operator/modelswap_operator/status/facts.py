@@ -1,5 +1,7 @@
 """Conditions that state facts, whatever the spec wants: Serving, WeightsVerified, Suspended, SourceDrifted."""
 
+from modelswap_engine.protocol.assignment import AssignmentTarget
+from modelswap_engine.protocol.looking import proven
 from modelswap_operator.api.conditions import find
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
 from modelswap_operator.planning.assess import Assessment, proved
@@ -57,15 +59,25 @@ def drifted(a: Assessment) -> Verdict:
     if look is None or target is None or (look.uri, look.digest) != (target.uri, target.digest):
         return Verdict(kind, False, Reason.SOURCE_DRIFTED, "")
     if look.found is not None:
-        message = (
-            f"{target.uri} holds {look.found} now and not {target.digest} ({target.version}) any more: pods serve on, "
-            "and one that has to fetch that cannot; put it back, or publish what is there under a name of its own and "
-            "set spec.source and spec.version"
-        )
-        return Verdict(kind, look.found != "", Reason.SOURCE_DRIFTED, message)
+        return Verdict(kind, look.found != "", Reason.SOURCE_DRIFTED, _found(look.found, target))
     said, shown = find(a.snapshot.status.conditions, kind), a.snapshot.status.target
     same = shown is not None and (shown.resolved_uri, shown.digest) == (target.uri, target.digest)
     return Verdict(kind, said is not None and same, Reason.SOURCE_DRIFTED, said.message if said is not None else "")
+
+
+def _found(found: str, target: AssignmentTarget) -> str:
+    """Say what a source holds, and only what is known of it."""
+    what = f"{target.digest} ({target.version})"
+    if proven(found):
+        seen = f"{target.uri} holds {found} now and not {what} any more: pods serve on, and one that has to fetch that"
+        seen = f"{seen} cannot; put it back"
+    else:
+        seen = (
+            f"{target.uri} has {found} than those that {what} was read from; whether the tensors differ is not known "
+            "until they are read. Pods serve on; one that has to fetch that cannot if they do. Let a pod with an empty "
+            "volume read them, put the old files back"
+        )
+    return f"{seen}, or publish what is there under a name of its own and set spec.source and spec.version"
 
 
 def _count(number: int) -> str:

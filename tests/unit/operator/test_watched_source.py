@@ -5,7 +5,10 @@ from datetime import timedelta
 import pytest
 
 from modelswap_engine.protocol.errors import ErrorBody
+from modelswap_engine.protocol.looking import SourceLook
+from modelswap_operator.planning import watching
 from modelswap_operator.planning.actions import LookAtSource, SendAdapters, StartSwaps, Wait
+from modelswap_operator.planning.snapshot import Watched
 from modelswap_operator.planning.watching import EVERY
 from modelswap_operator.status.events import of_status
 from tests.support import sim_pod
@@ -62,6 +65,64 @@ def test_another_content_is_said_while_pods_serve_on_and_taken_back_when_the_old
     world.moved.clear()
     pass_time(world)
     assert world.condition("SourceDrifted") is None
+
+
+def test_files_that_were_written_again_are_a_suspicion_until_a_pod_has_read_them_and_it_is_told_once() -> None:
+    world = at_rest()
+    world.write_again(URI)
+    before = world.status
+    pass_time(world)
+    assert said(world).startswith(f"{URI} has other files (weights) than those that {digest('a')} (1.0) was read from;")
+    assert "whether the tensors differ is not known until they are read" in said(world)
+    writes = world.status_writes
+    pass_time(world, 6 * EVERY)
+    assert world.status_writes == writes, "pods that all resolved the former files agree"
+    world.pods[1].outdated = False
+    pass_time(world, 4 * EVERY)
+    assert (world.condition("SourceDrifted"), world.status_writes) == (None, writes + 1)
+    pass_time(world, 8 * EVERY)
+    assert (world.condition("SourceDrifted"), world.status_writes) == (None, writes + 1)
+    world.write_again(URI)
+    pass_time(world)
+    assert of_status(before, world.status)[0].reason == "SourceDrifted", "others again are another suspicion"
+
+
+def test_a_digest_is_believed_whatever_was_found_out_before_and_until_it_is_gone() -> None:
+    world = at_rest(pods=2)
+    world.write_again(URI)
+    pass_time(world)
+    world.pods[0].outdated = world.pods[1].outdated = False
+    pass_time(world)
+    assert world.condition("SourceDrifted") is None
+    world.moved[URI] = digest("9")
+    pass_time(world)
+    writes = world.status_writes
+    world.pods[0].outdated = True
+    pass_time(world, 6 * EVERY)
+    assert (world.condition("SourceDrifted"), world.status_writes) == (("True", "SourceDrifted"), writes)
+    world.moved.clear()
+    pass_time(world, 4 * EVERY)
+    assert world.condition("SourceDrifted") is None, "what is there was found to be the same before"
+
+
+def test_former_files_that_are_back_say_nothing_of_those_that_were_there_meanwhile() -> None:
+    known = Watched(uri=URI, digest=digest("a"), due=World().now)
+    others = SourceLook(found="other files (weights)", revision="new")
+    suspected = watching.told(known, others)
+    back = watching.told(suspected, SourceLook(revision="former"))
+    assert (back.found, watching.told(back, others).found) == ("", others.found)
+    unnamed = SourceLook(found=others.found)
+    back = watching.told(watching.told(known, unnamed), SourceLook())
+    assert watching.told(back, unnamed).found == others.found, "files that nothing names are not remembered"
+
+
+def test_so_many_files_are_remembered_and_no_more() -> None:
+    known = Watched(uri=URI, digest=digest("a"), due=World().now)
+    for number in range(3 * watching.CLEARED):
+        known = watching.told(known, SourceLook(found="other files (weights)", revision=str(number)))
+        assert known.found
+        known = watching.told(known, SourceLook(revision=str(number)))
+    assert known.cleared == tuple(str(number) for number in range(3 * watching.CLEARED))[-watching.CLEARED :]
 
 
 def test_what_a_new_version_leaves_behind_is_nobodys_concern() -> None:

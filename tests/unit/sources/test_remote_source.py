@@ -27,6 +27,7 @@ from modelswap_engine.protocol.errors import (
     SourceUnreadable,
     UnsupportedFormat,
 )
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources.adapter import read_adapter
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.port import Brought, Mounted
@@ -639,15 +640,18 @@ async def test_another_content_under_the_name_is_seen_without_reading_tensors(
     resolved = await world.source.resolve(URI)
     old = dict(places.folders[URI])
     places.forget()
-    assert await resolved.moved() == ""
+    assert (await resolved.moved()).found == ""
     assert not places.asked
     changed = {name: (kind, shape, bytes(len(data))) for name, (kind, shape, data) in TENSORS.items()}
     new = publish(places, write_checkpoint(tmp_path / "b", changed, shards=2), URI, manifest=shipped)
     expected = "other files (model-00001-of-00002.safetensors, model-00002-of-00002.safetensors)"
-    assert await resolved.moved() == (new.digest if shipped else expected)
+    assert (await resolved.moved()).found == (new.digest if shipped else expected)
     assert {name for _, name, _, _ in places.asked} == ({MANIFEST_FILE} if shipped else set())
+    since = await World(tmp_path / "other", places).source.resolve(URI)
+    assert await since.moved() == SourceLook(revision=(await resolved.moved()).revision), "both name the same files"
     places.folders[URI] = old
-    assert await resolved.moved() == ""
+    assert (await resolved.moved()).revision == (await since.moved()).revision != ""
+    assert (await resolved.moved()).found == ""
 
 
 async def test_a_manifest_decides_whether_the_content_is_another(
@@ -657,19 +661,19 @@ async def test_a_manifest_decides_whether_the_content_is_another(
     (folder := places.folders[URI])[SIGNATURE_FILE] = b"signature"
     resolved = await world.source.resolve(URI)
     folder[SIGNATURE_FILE] = b"by another key"
-    assert await resolved.moved() == "", "the same content, signed again"
+    assert (await resolved.moved()).found == "", "the same content, signed again"
     same = publish(places, write_checkpoint(tmp_path / "b", shards=2), URI)
     assert same.digest == resolved.manifest.digest
-    assert await resolved.moved() == "", "the same content in other files"
+    assert (await resolved.moved()).found == "", "the same content in other files"
     places.folders[URI][MANIFEST_FILE] = b"{}"
-    assert await resolved.moved() == f"other files ({MANIFEST_FILE})"
+    assert (await resolved.moved()).found == f"other files ({MANIFEST_FILE})"
 
 
 async def test_what_is_not_there_is_no_other_content(world: World, places: MemoryPlaces, tmp_path: Path) -> None:
     publish(places, write_checkpoint(tmp_path / "a", shards=2), URI)
     resolved = await world.source.resolve(URI)
     del places.folders[URI]["model-00002-of-00002.safetensors"]
-    assert await resolved.moved() == ""
+    assert (await resolved.moved()).found == ""
     places.folders[URI] = {}
     with pytest.raises(SourceNotFound, match="nothing of it is there"):
         await resolved.moved()

@@ -10,6 +10,7 @@ from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources import side_files
 from modelswap_engine.sources.port import Brought, Mounted, Travelled
 from modelswap_engine.sources.remote import looking, packs
@@ -138,7 +139,7 @@ class RemoteCheckpoint:
                 advice="look at the disk of the engine's state volume",
             )
 
-    async def moved(self) -> str:
+    async def moved(self) -> SourceLook:
         """Ask the places again for the revisions of their files."""
         async with self._folders() as folders:
             return await looking.look(folders, self._places, digest=self.manifest.digest)

@@ -12,6 +12,7 @@ import msgspec
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.manifest import Manifest, make_manifest
 from modelswap_engine.protocol.errors import SourceUnreadable
+from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Brought, Resolved, Travelled
 from modelswap_engine.swap.clock import Offload
@@ -92,9 +93,9 @@ class Received:
         for part in self._parts:
             await part.unchanged(suspected=suspected)
 
-    async def moved(self) -> str:
+    async def moved(self) -> SourceLook:
         """What was sent lies at no place."""
-        return ""
+        return SourceLook()
 
 
 def overlaid(below: Manifest, hashes: Mapping[str, str]) -> Manifest:
