@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ def bucketed(cluster: Cluster, models: Path, bucket: ObjectStore, keys: KeyPair)
     slot.uninstall(wait=False)
 
 
+def look_again(slot: Slot) -> None:
+    """Ask for a look at the source now."""
+    asked = f"modelswap.dev/requestedAt={uuid.uuid4()}"
+    slot.cluster.kubectl("-n", slot.namespace, "annotate", "modelversion", slot.name, "--overwrite", asked)
+
+
 def changed_bytes(old: Manifest, new: Manifest) -> int:
     return sum(entry.nbytes for entry in new.tensors if old.by_name[entry.name].sha256 != entry.sha256)
 
@@ -90,6 +97,11 @@ async def test_versions_come_once_ahead_of_their_time_and_signed(bucketed: Slot,
         assert revision["signedBy"].startswith("key release.pub")
         assert revision["provenance"]["job"] == "train-41"
         await load.served_more(4)
+
+        await asyncio.to_thread(bucket.put, slot.models / "v4", "1.1")  # over what the pods serve
+        await asyncio.to_thread(look_again, slot)
+        await asyncio.to_thread(slot.wait_condition, "SourceDrifted")
+        assert slot.condition("Ready")["status"] == "True"
 
         await asyncio.to_thread(slot.wait_stalled, await apply("1.2"))
         assert "SignatureMissing" in json.dumps(slot.get()["status"]["conditions"])

@@ -14,14 +14,15 @@ from tests.support.reaching import WAIT, kill_on_node
 OPERATOR_NAMESPACE = "modelswap-system"
 
 
-def install_operator(cluster: Cluster) -> None:
-    """Install the operator's chart from this checkout and wait until it is ready."""
+def install_operator(cluster: Cluster, *settings: str) -> None:
+    """Install the operator's chart from this checkout, with more values (``name=value``); wait until it is ready."""
     chart = str(REPOSITORY / "charts/modelswap")
     # The tag is the same for every build: the annotation makes pods of an older build go.
     cluster.helm(
         "upgrade", "--install", "modelswap", chart, "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
         "--set=image.repository=modelswap/operator", "--set=image.tag=dev", "--set=image.pullPolicy=Never",
-        f"--set-string=podAnnotations.builtFor={uuid.uuid4()}", "--wait", "--timeout=3m",
+        f"--set-string=podAnnotations.builtFor={uuid.uuid4()}", *(f"--set={setting}" for setting in settings),
+        "--wait", "--timeout=3m",
     )  # fmt: skip
 
 
