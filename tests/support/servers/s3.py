@@ -53,7 +53,8 @@ class S3Server:
         return name
 
     def store(self, bucket: str, *, endpoint: str | None = None, retries: int = 2) -> S3Store:
-        """Return a client of a bucket, through another endpoint where one is given."""
+        """Return a client of a bucket; through another endpoint, which may do wrong, one that does not wait long."""
+        patience = timedelta(seconds=30) if endpoint is None else timedelta(milliseconds=500)
         return S3Store(
             bucket,
             endpoint=endpoint or self.url,
@@ -61,7 +62,7 @@ class S3Server:
             secret_access_key=SECRET,
             region=REGION,
             virtual_hosted_style_request=False,
-            client_options={"allow_http": True, "read_timeout": timedelta(milliseconds=500)},
+            client_options={"allow_http": True, "read_timeout": patience},
             retry_config={
                 "max_retries": retries,
                 "backoff": {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=10)},
