@@ -21,6 +21,7 @@ def install_operator(cluster: Cluster, *settings: str) -> None:
     cluster.helm(
         "upgrade", "--install", "modelswap", chart, "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
         "--set=image.repository=modelswap/operator", "--set=image.tag=dev", "--set=image.pullPolicy=Never",
+        "--set=rbac.adapterServices=true",  # which it is not by itself
         f"--set-string=podAnnotations.builtFor={uuid.uuid4()}", *(f"--set={setting}" for setting in settings),
         "--wait", "--timeout=3m",
     )  # fmt: skip
