@@ -121,12 +121,12 @@ async def test_an_adapter_is_there_on_all_pods_changes_with_its_base_and_goes(sl
 
 _ASK_BY_SERVICE = """
 import json, sys, time, urllib.error, urllib.request
-body = json.dumps({"model": "letters", "prompt": "k", "max_tokens": 8}).encode()
+body = json.dumps({"model": "letters", "prompt": "k", "max_tokens": 8, "temperature": 0}).encode()
 request = urllib.request.Request("http://letters/v1/completions", body, {"Content-Type": "application/json"})
 ends, said = time.monotonic() + 60, []
 while len(said) < 8:
     try: said.append(json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["text"])
-    except urllib.error.HTTPError: raise  # a pod without the adapter was asked
+    except urllib.error.HTTPError as error: sys.exit(f"{error}: {error.read().decode()}")  # one without the adapter
     except OSError:
         if said or time.monotonic() > ends: raise
         time.sleep(0.1)  # the nodes do not know the new Service yet
@@ -134,6 +134,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.full
 async def test_a_service_leads_to_the_pods_that_have_the_adapter(slot: Slot) -> None:
     await decided(slot, "1.0", "v1")
     where = {"placement": {"pods": 1}, "service": {"name": "letters", "port": 80}}
