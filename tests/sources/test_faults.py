@@ -29,18 +29,8 @@ from tests.support.servers.faults import (
     redirected,
     throttled,
 )
-from tests.support.servers.places import (
-    HubPlace,
-    Place,
-    RegistryPlace,
-    WebPlace,
-    hub_place,
-    place,
-    registry_place,
-    web_place,
-)
+from tests.support.servers.places import HubPlace, Place, RegistryPlace, WebPlace
 
-__all__ = ["hub_place", "place", "registry_place", "web_place"]
 pytestmark = pytest.mark.sources
 
 NAME = "model.safetensors"

@@ -38,11 +38,10 @@ from tests.support.deltas import folder_of
 from tests.support.servers.faults import Answer, Reset, forbidden, throttled
 from tests.support.servers.fixtures import Proxied
 from tests.support.servers.hub import TOKEN, Hub
-from tests.support.servers.places import NAMED, Place, hub_place, place, registry_place, web_place
+from tests.support.servers.places import NAMED, Place
 from tests.support.servers.proxy import FaultProxy
 from tests.support.servers.s3 import KEY, REGION, SECRET, S3Server
 
-__all__ = ["hub_place", "place", "registry_place", "web_place"]
 pytestmark = pytest.mark.sources
 
 _numbers = itertools.count(1)

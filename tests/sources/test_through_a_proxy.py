@@ -20,18 +20,10 @@ from tests.support.pki import write_pair
 from tests.support.servers.connect import ConnectProxy, connect_proxy
 from tests.support.servers.faults import redirected
 from tests.support.servers.fixtures import Proxied
-from tests.support.servers.places import (
-    Place,
-    WebPlace,
-    hub_place,
-    place,
-    registry_place,
-    web_place,
-)
+from tests.support.servers.places import Place, WebPlace
 from tests.support.servers.s3 import KEY, REGION, SECRET, S3Server
 from tests.support.servers.web import WebServer
 
-__all__ = ["hub_place", "place", "registry_place", "web_place"]
 pytestmark = pytest.mark.sources
 
 NAME = "model.safetensors"

@@ -18,9 +18,8 @@ from modelswap_engine.sources.remote.source import RemoteSource
 from modelswap_engine.store.content import ContentStore
 from tests.support.checkpoints import Tensor, write_checkpoint
 from tests.support.servers.faults import Truncated, WrongRange, throttled
-from tests.support.servers.places import NAMED, Place, hub_place, place, registry_place, web_place
+from tests.support.servers.places import NAMED, Place
 
-__all__ = ["hub_place", "place", "registry_place", "web_place"]
 pytestmark = pytest.mark.sources
 
 SIZE = 200_000

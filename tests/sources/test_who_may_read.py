@@ -24,22 +24,11 @@ from modelswap_engine.sources.remote.port import FileStat, Folder
 from modelswap_engine.sources.web.reach import Reach
 from tests.support.servers.faults import Answer, Truncated, redirected
 from tests.support.servers.fixtures import Proxied
-from tests.support.servers.places import (
-    HubPlace,
-    Place,
-    RegistryPlace,
-    WebPlace,
-    elsewhere,
-    hub_place,
-    place,
-    registry_place,
-    web_place,
-)
+from tests.support.servers.places import HubPlace, Place, RegistryPlace, WebPlace, elsewhere
 from tests.support.servers.registry import PASSWORD, USER, Layer, RegistryServer
 from tests.support.servers.web import WebServer
 from tests.support.tars import packed
 
-__all__ = ["hub_place", "place", "registry_place", "web_place"]
 pytestmark = pytest.mark.sources
 
 NAME = "model.safetensors"

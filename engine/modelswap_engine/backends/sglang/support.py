@@ -11,11 +11,6 @@ from modelswap_engine.backends.external.plain.adopt import Sight
 from modelswap_engine.backends.external.plain.memory import Layout
 from modelswap_engine.backends.sglang.answers import ModelInfo, ServerInfo
 
-ARCHITECTURES: Final = {
-    "LlamaForCausalLM": "run with SGLang 0.5.23 on a processor",
-}
-"""Models that this was run with; others are told to be untested, and are proved by checksum like these."""
-
 DENIED: Final = {
     "GptOssForCausalLM": "its update from disk is known to end in illegal memory accesses (sgl-project/sglang 11289)",
     "DeepseekV2ForCausalLM": "it computes with tensors derived from its weights, which its checksums do not show",
