@@ -10,25 +10,21 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-from transformers.generation.continuous_batching.continuous_api import OutputRouter
+from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
-from modelswap_engine.backends.embedded import flush, sampler
+from modelswap_engine.backends.embedded import flush, loop, sampler
 from modelswap_engine.backends.embedded.lockstep import Lockstep
 from modelswap_engine.backends.embedded.lora.adapters import Adapters
 from modelswap_engine.backends.embedded.prefix import PrefixKeys
 from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.embedded.team import Team
 from modelswap_engine.backends.port import FinishReason, Generate, RequestPolicy, Tokens
-from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal, ModelswapError
-from modelswap_engine.weights.place import full
+from modelswap_engine.protocol.errors import Busy, IncompatibleModel, Internal
 
 _WARM_UP: Final = "warm-up"
 _WARM_UP_SECONDS: Final = 300.0
 _STOP_SECONDS: Final = 30.0
-_GREEDY: Final[Any] = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
 
 
 @dataclasses.dataclass
@@ -37,36 +33,6 @@ class _Open:
 
     eos: frozenset[int]
     sent: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class KvSizes:
-    """Bytes of a KV cache: all of it, what is free, and what no request uses but is kept for others to find.
-
-    ``buffers`` are the inputs and outputs of a step, masks above all, which each loop has once.
-    """
-
-    total: int = 0
-    free: int = 0
-    cached: int = 0
-    buffers: int = 0
-
-
-class _Router(OutputRouter):
-    """Hands outputs on in the thread that made them, instead of queueing them for an event loop."""
-
-    def __init__(self, sink: Callable[[GenerationOutput], None]) -> None:
-        super().__init__()
-        self._sink = sink
-
-    def deliver(self, output: GenerationOutput) -> None:
-        """Hand one output on."""
-        self._sink(output)
-
-    def deliver_batch(self, outputs: list[GenerationOutput]) -> None:
-        """Hand the outputs of one step on."""
-        for output in outputs:
-            self._sink(output)
 
 
 class Generator:
@@ -104,7 +70,7 @@ class Generator:
         self._started = False
         self._warm = threading.Event()
         self._warm_error = ""
-        self._manager: Any = _manager(model, settings, _Router(self._deliver))
+        self._manager: Any = loop.prepared(model, settings, self._deliver)
         adapters.attach(self._processor())
         self._lockstep = Lockstep(self._manager, digest=digest) if team is not None else None
         self._prefixes = PrefixKeys(self._processor().cache, version=lambda: self._digest())
@@ -312,28 +278,12 @@ class Generator:
     @property
     def captured(self) -> bool:
         """True when steps run as captured graphs or compiled code, which may know weights by address."""
-        runner = self._processor().model_runner
-        graphs = runner.use_cuda_graph_varlen or runner.use_cuda_graph_decode
-        return bool(graphs) or (runner._compiled_varlen, runner._compiled_decode) != (None, None)
+        return loop.captured(self._processor())
 
-    def kv_sizes(self) -> KvSizes:
+    def kv_sizes(self) -> loop.KvSizes:
         """Return what the KV cache takes, and how much of it is in use."""
         processor = self._manager.batch_processor
-        if processor is None:
-            return KvSizes()
-        cache = processor.cache
-        return KvSizes(
-            total=int(cache.cache_tensor.nbytes),
-            free=flush.free_bytes(cache),
-            cached=flush.cached_bytes(cache),
-            buffers=_buffer_bytes(processor.inputs_and_outputs),
-        )
-
-
-def _buffer_bytes(inputs_and_outputs: Any) -> int:
-    tensors = [item for item in vars(inputs_and_outputs).values() if isinstance(item, torch.Tensor)]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
+        return loop.KvSizes() if processor is None else loop.kv_sizes(processor)
 
 
 def _finish_reason(output: GenerationOutput, eos: frozenset[int]) -> FinishReason:
@@ -341,39 +291,3 @@ def _finish_reason(output: GenerationOutput, eos: frozenset[int]) -> FinishReaso
         return FinishReason.ERROR
     ended = output.generated_tokens and output.generated_tokens[-1] in eos
     return FinishReason.STOP if ended else FinishReason.LENGTH
-
-
-def _manager(model: PreTrainedModel, settings: EmbeddedSettings, router: _Router) -> Any:
-    try:
-        library: Any = model
-        with torch.no_grad():
-            manager = library.init_continuous_batching(
-                generation_config=_GREEDY,
-                continuous_batching_config=ContinuousBatchingConfig(
-                    page_size=settings.page_size,
-                    num_blocks=settings.num_blocks,
-                    max_batch_tokens=settings.max_batch_tokens,
-                    max_requests_per_batch=min(settings.max_requests, settings.max_batch_tokens),
-                    max_memory_percent=0.95,
-                    use_async_batching=False,
-                    use_cuda_graph=False,
-                    auto_switch_to_flash=False,
-                    allow_block_sharing=True,
-                    cpu_offload_space=0.0,
-                    cpu_group_timeout=settings.peer_timeout,
-                ),
-            )
-            manager.output_router = router
-            manager.logit_processor = sampler.processors()
-            # The loop would do this as its first act; done here, the cache is there before anything can use it.
-            manager.batch_processor = manager._create_batch_processor()
-    except ModelswapError:
-        raise
-    except torch.OutOfMemoryError as error:
-        raise full(error) from error
-    except Exception as error:
-        raise IncompatibleModel(
-            f"{type(model).__name__} cannot be run by continuous batching: {error}",
-            advice="use a model with plain attention",
-        ) from error
-    return manager
