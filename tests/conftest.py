@@ -11,9 +11,29 @@ from hypothesis import settings
 
 from tests.support.apiserver import api_server, own_api_server
 from tests.support.disk import unsynced
-from tests.support.servers.fixtures import hub, proxied, registry_server, s3_server, web_server
+from tests.support.servers.fixtures import (
+    azure_server,
+    google_server,
+    hub,
+    object_server,
+    proxied,
+    registry_server,
+    s3_server,
+    web_server,
+)
 
-__all__ = ["api_server", "hub", "own_api_server", "proxied", "registry_server", "s3_server", "web_server"]
+__all__ = [
+    "api_server",
+    "azure_server",
+    "google_server",
+    "hub",
+    "object_server",
+    "own_api_server",
+    "proxied",
+    "registry_server",
+    "s3_server",
+    "web_server",
+]
 
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("new", deadline=None, print_blob=True)

@@ -1,9 +1,8 @@
-"""Versions in a real S3 server, read through a proxy that counts and does wrong: the fault table."""
+"""Versions in servers of objects, read through a proxy that counts and does wrong: the fault table."""
 
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
@@ -38,15 +37,14 @@ from tests.support.servers.faults import (
     Truncated,
     WholeBody,
     WrongRange,
-    expired,
     forbidden,
     throttled,
 )
 from tests.support.servers.fixtures import Proxied
 from tests.support.servers.proxy import FaultProxy
-from tests.support.servers.s3 import KEY, REGION, SECRET, S3Server
+from tests.support.servers.stores import EVERYWHERE, ObjectServer, direct
 
-pytestmark = pytest.mark.sources
+pytestmark = [pytest.mark.sources, EVERYWHERE]
 
 SIZE = 100_000
 TENSORS: dict[str, Tensor] = {
@@ -59,39 +57,35 @@ _numbers = itertools.count(1)
 class World:
     """A bucket, and a pod that reads from it through a proxy."""
 
-    def __init__(self, server: S3Server, proxy: FaultProxy, folder: Path) -> None:
-        self.proxy, self.folder = proxy, folder
+    def __init__(self, server: ObjectServer, proxy: FaultProxy, folder: Path) -> None:
+        self.server, self.proxy, self.folder = server, proxy, folder
         self.bucket = server.bucket(f"models-{next(_numbers)}")
-        self._direct = server.store(self.bucket)
+        self._direct = direct(server, self.bucket)
         self.credentials = folder / "credentials"
-        self.mount("reader", AWS_SECRET_ACCESS_KEY=SECRET)
+        self.mount()
         self.store = ContentStore(folder / "store")
         self.store.open()
-        opener = ObjectStores(Credentials(self.credentials), settings=ObjectSettings(stall=0.3, retries=1))
+        self.opener = ObjectStores(Credentials(self.credentials), settings=ObjectSettings(stall=0.3, retries=1))
 
         async def at_once(seconds: float) -> None:
             """The test does not wait."""
 
         self.source = RemoteSource(
-            opener,
-            allowed=Allowed([f"s3://{self.bucket}"], credentials=[("reader", f"s3://{self.bucket}")]),
+            self.opener,
+            allowed=Allowed([self.uri("")], credentials=[("reader", self.uri(""))]),
             store=self.store,
             records=Records(folder / "records"),
             fetcher=Fetcher(self.store, settings=FetchSettings(parallel=2, attempts=2), sleep=at_once),
         )
 
-    def mount(self, name: str, **keys: str) -> None:
+    def uri(self, path: str) -> str:
+        return f"{self.server.scheme}://{self.bucket}/{path}".rstrip("/")
+
+    def mount(self, *, mistaken: bool = False) -> None:
         """Mount credentials, as the kubelet does for a Secret."""
-        values = {
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_REGION": REGION,
-            "AWS_ENDPOINT": self.proxy.url,
-            "AWS_ALLOW_HTTP": "true",
-            **keys,
-        }
-        (self.credentials / name).mkdir(parents=True, exist_ok=True)
-        for key, value in values.items():
-            (self.credentials / name / key).write_text(value + "\n")
+        (self.credentials / "reader").mkdir(parents=True, exist_ok=True)
+        for key, value in self.server.settings(self.proxy.url, mistaken=mistaken).items():
+            (self.credentials / "reader" / key).write_text(value + "\n")
 
     def upload(self, version: str, tensors: dict[str, Tensor], *, manifest: bool = True) -> tuple[str, Manifest]:
         """Upload a version and return its URI."""
@@ -101,7 +95,7 @@ class World:
             (folder / MANIFEST_FILE).write_bytes(manifests.encode(built))
         for entry in folder.iterdir():
             obstore.put(self._direct, f"chat/{version}/{entry.name}", entry.read_bytes())
-        return f"s3://{self.bucket}/chat/{version}", built
+        return self.uri(f"chat/{version}"), built
 
     def overwrite(self, version: str, name: str, data: bytes) -> None:
         obstore.put(self._direct, f"chat/{version}/{name}", data)
@@ -112,8 +106,8 @@ class World:
 
 
 @pytest.fixture
-def world(s3_server: S3Server, proxied: Proxied, tmp_path: Path) -> Iterator[World]:
-    return World(s3_server, proxied(s3_server.url), tmp_path)
+def world(object_server: ObjectServer, proxied: Proxied, tmp_path: Path) -> World:
+    return World(object_server, proxied(object_server.url), tmp_path)
 
 
 async def test_what_changed_travels_and_next_to_nothing_else(world: World) -> None:
@@ -174,7 +168,6 @@ LASTING: dict[str, tuple[Fault, type[ModelswapError], str]] = {
     "another range": (WrongRange(), SourceUnreadable, "another range"),
     "the whole object": (WholeBody(), SourceUnreadable, "whole file"),
     "other bytes under the right range": (WrongRange(admitted=False), ManifestMismatch, "does not hash"),
-    "expired credentials": (expired(), SourceDenied, "credentials"),
     "forbidden": (forbidden(), SourceDenied, "credentials"),
     "replaced": (Answer(412), SourceChanged, "overwritten"),
     "removed": (Answer(404), SourceChanged, "not there any more"),
@@ -194,8 +187,8 @@ async def test_what_lasts_is_told_and_nothing_of_it_is_seen(
     assert body.advice
     assert body.details["file"] == WEIGHTS
     assert body.details["tensor"] in TENSORS
-    assert SECRET not in str(body)
-    assert KEY not in str(body)
+    assert world.server.secret not in str(body)
+    assert world.proxy.url not in str(body)
     missing = world.store.missing(entry.sha256 for entry in built.tensors)
     present = [entry for entry in built.tensors if entry.sha256 not in missing]
     assert all(hashlib.sha256(world.store.path(e.sha256).read_bytes()).hexdigest() == e.sha256 for e in present)
@@ -216,19 +209,30 @@ async def test_an_object_that_is_replaced_half_way_is_not_mixed(world: World) ->
 
 async def test_a_wrong_key_is_denied_and_a_new_one_is_taken_without_a_restart(world: World) -> None:
     uri, built = world.upload("1.0", TENSORS)
-    world.mount("reader", AWS_SECRET_ACCESS_KEY="wrong")
+    world.mount(mistaken=True)
     with pytest.raises(SourceDenied):
         await world.source.resolve(uri)
-    world.mount("reader", AWS_SECRET_ACCESS_KEY=SECRET)
+    world.mount()
     assert (await world.source.resolve(uri)).manifest.digest == built.digest
+
+
+async def test_credentials_whose_time_is_over(world: World) -> None:
+    uri, _ = world.upload("1.0", TENSORS)
+    resolved = await world.source.resolve(uri)
+    world.proxy.inject(world.server.expired, path=WEIGHTS)
+    with pytest.raises(SourceDenied, match="credentials"):
+        await resolved.obtain(list(TENSORS))
 
 
 async def test_what_is_not_there_is_said(world: World) -> None:
     world.upload("1.0", TENSORS)
     with pytest.raises(SourceNotFound):
-        await world.source.resolve(f"s3://{world.bucket}/chat/2.0")
+        await world.source.resolve(world.uri("chat/2.0"))
+    nowhere = await world.opener.open(f"{world.server.scheme}://nowhere-{world.bucket}/chat", credentials="reader")
+    with pytest.raises(SourceNotFound, match="no such bucket"):
+        await nowhere.files([WEIGHTS])
     with pytest.raises(CredentialsNotMounted, match="other"):
-        await world.source.resolve(f"s3://{world.bucket}/chat/1.0", credentials="other")
+        await world.source.resolve(world.uri("chat/1.0"), credentials="other")
 
 
 async def test_who_may_not_list_can_still_read(world: World) -> None:

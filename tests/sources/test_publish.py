@@ -1,4 +1,4 @@
-"""``modelswap publish``, ``manifest build`` and ``diff`` with a real S3 server, before it a proxy that does wrong."""
+"""``modelswap publish``, ``manifest build`` and ``diff`` with servers of objects, behind a proxy that does wrong."""
 
 import itertools
 import json
@@ -31,8 +31,10 @@ from modelswap_engine.protocol.errors import (
 )
 from modelswap_engine.publishing.anywhere import Anywhere
 from modelswap_engine.publishing.folder import read_folder
-from modelswap_engine.publishing.objects import PART_BYTES, PARTS_AT_ONCE
+from modelswap_engine.publishing.objects import PART_BYTES, PARTS_AT_ONCE, SENDING, ObjectPlace
 from modelswap_engine.publishing.publisher import FILES_AT_ONCE
+from modelswap_engine.sources.credentials import Credentials
+from modelswap_engine.sources.objects import ObjectStores
 from tests.support.checkpoints import SINGLE, TENSORS, Tensor, write_checkpoint
 from tests.support.deltas import folder_of
 from tests.support.servers.faults import Answer, Reset, forbidden, throttled
@@ -40,7 +42,7 @@ from tests.support.servers.fixtures import Proxied
 from tests.support.servers.hub import TOKEN, Hub
 from tests.support.servers.places import NAMED, Place
 from tests.support.servers.proxy import FaultProxy
-from tests.support.servers.s3 import KEY, REGION, SECRET, S3Server
+from tests.support.servers.stores import EVERYWHERE, ObjectServer, direct
 
 pytestmark = pytest.mark.sources
 
@@ -53,45 +55,38 @@ for module in (publish, manifest, diff):
 class Bucket:
     """A bucket of its own, behind a proxy; the process has its credentials in the environment."""
 
-    def __init__(self, server: S3Server, proxy: FaultProxy) -> None:
-        self.proxy = proxy
+    def __init__(self, server: ObjectServer, proxy: FaultProxy) -> None:
+        self.server, self.proxy = server, proxy
         self._name = server.bucket(f"published-{next(_numbers)}")
-        self._direct = server.store(self._name)
+        self.direct = direct(server, self._name)
 
     def uri(self, path: str) -> str:
-        return f"s3://{self._name}/{path}"
+        return f"{self.server.scheme}://{self._name}/{path}"
 
     def read(self, path: str) -> bytes:
-        return bytes(obstore.get(self._direct, path).bytes())
+        return bytes(obstore.get(self.direct, path).bytes())
 
     def names(self, path: str) -> set[str]:
-        return {str(meta["path"]).removeprefix(f"{path}/") for meta in obstore.list(self._direct, path).collect()}
+        return {str(meta["path"]).removeprefix(f"{path}/") for meta in obstore.list(self.direct, path).collect()}
 
     def manifest(self, path: str) -> Manifest:
         return manifests.decode(self.read(f"{path}/{MANIFEST_FILE}"))
 
     def sent(self) -> list[str]:
-        """Paths of objects that were written, or begun in parts."""
-        begun = [
-            seen.path.partition("?")[0]
-            for seen in self.proxy.seen
-            if (seen.method == "PUT" and "partNumber" not in seen.path)
-            or (seen.method == "POST" and seen.path.endswith("?uploads="))
-        ]
-        return [path.rpartition("/")[2] for path in begun]
+        """Names of objects that were written at once, or of which a first part was."""
+        written = [*self.proxy.asked(method="PUT"), *self.proxy.asked(r"\?uploads=", method="POST")]
+        paths = [seen.plain.partition("?")[0] for seen in self.proxy.seen if seen in written]
+        return list(dict.fromkeys(path.rpartition("/")[2] for path in paths))
+
+
+PART = "partNumber=|comp=block&"
+"""What the path of a part's request holds."""
 
 
 @pytest.fixture
-def bucket(s3_server: S3Server, proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    made = Bucket(s3_server, proxied(s3_server.url))
-    settings = {
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_REGION": REGION,
-        "AWS_ENDPOINT": made.proxy.url,
-        "AWS_ALLOW_HTTP": "true",
-    }
-    for name, value in settings.items():
+def bucket(object_server: ObjectServer, proxied: Proxied, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    made = Bucket(object_server, proxied(object_server.url))
+    for name, value in object_server.settings(made.proxy.url).items():
         monkeypatch.setenv(name, value)
     return made
 
@@ -105,6 +100,7 @@ def large(byte: int = 0) -> dict[str, Tensor]:
     return TENSORS | {"large": ("U8", (3 * PART_BYTES,), bytes([byte]) * (3 * PART_BYTES))}
 
 
+@EVERYWHERE
 def test_a_version_and_what_is_new_in_the_next(bucket: Bucket, tmp_path: Path) -> None:
     first = write_checkpoint(tmp_path / "a", large())
     done = run("publish", first, bucket.uri("chat/1"), "-o", "json")
@@ -200,13 +196,11 @@ def test_a_trainer_publishes_steps_with_packs(bucket: Bucket, tmp_path: Path) ->
         base, copy = done.uri, folder
 
 
-def test_credentials_can_be_mounted(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
+@EVERYWHERE
+def test_credentials_can_be_mounted(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mounted" / "writer").mkdir(parents=True)
-    for name, value in {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ALLOW_HTTP": "true"}.items():
+    for name, value in bucket.server.settings(bucket.proxy.url).items():
+        monkeypatch.delenv(name)
         (tmp_path / "mounted" / "writer" / name).write_text(value)
     named = ("--credentials-dir", tmp_path / "mounted", "--credentials", "writer")
     folder = write_checkpoint(tmp_path / "a")
@@ -215,10 +209,22 @@ def test_credentials_can_be_mounted(
     assert bucket.manifest("chat/1").digest == build_manifest(folder).digest
 
 
+@EVERYWHERE
+async def test_a_manifest_is_created_and_never_overwritten(bucket: Bucket) -> None:
+    folder = await ObjectStores(Credentials(None), settings=SENDING).open(bucket.uri("chat/1"), credentials="")
+    place = ObjectPlace(folder)
+    for _ in range(2):  # the second time as if the answer to the first was lost
+        await place.show(b"first", sent={})
+    with pytest.raises(AlreadyPublished):
+        await place.show(b"second", sent={})
+    assert bucket.read(f"chat/1/{MANIFEST_FILE}") == b"first"
+
+
+@EVERYWHERE
 def test_a_manifest_is_built_where_the_checkpoint_lies(bucket: Bucket, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "a", large(), shards=2)
     for file in folder.iterdir():
-        obstore.put(bucket._direct, f"chat/1/{file.name}", file.read_bytes())
+        obstore.put(bucket.direct, f"chat/1/{file.name}", file.read_bytes())
     assert run("diff", folder, bucket.uri("chat/1")).stdout.startswith("same content")
     assert MANIFEST_FILE not in bucket.names("chat/1")
     bucket.proxy.forget()
@@ -234,6 +240,7 @@ def test_a_manifest_is_built_where_the_checkpoint_lies(bucket: Bucket, tmp_path:
     assert isinstance(run("manifest", "build", bucket.uri("chat/1")).exception, AlreadyPublished)
 
 
+@EVERYWHERE
 def test_what_breaks_off_goes_on(bucket: Bucket, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "a", large())
     bucket.proxy.inject(Answer(400), path=MANIFEST_FILE, method="PUT", times=1)
@@ -248,31 +255,35 @@ def test_what_breaks_off_goes_on(bucket: Bucket, tmp_path: Path) -> None:
     assert bucket.manifest("chat/1").digest == build_manifest(folder).digest
 
 
+@EVERYWHERE
 def test_parts_that_fail_are_sent_again(bucket: Bucket, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "a", large())
-    bucket.proxy.inject(throttled(), path="partNumber=2", method="PUT", times=1)
-    bucket.proxy.inject(Reset(), path="partNumber=3", method="PUT", times=1)
+    bucket.proxy.inject(throttled(), path=PART, method="PUT", skip=1, times=1)
+    bucket.proxy.inject(Reset(), path=PART, method="PUT", skip=1, times=1)
     done = run("publish", folder, bucket.uri("chat/1"))
     assert done.exit_code == 0, done.output
     assert bucket.read(f"chat/1/{SINGLE}") == (folder / SINGLE).read_bytes()
 
 
+@EVERYWHERE
 def test_a_file_that_lasts_to_fail_is_aborted(bucket: Bucket, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "a", large())
-    bucket.proxy.inject(Answer(400, {}, b"no"), path="partNumber=2", method="PUT")
+    bucket.proxy.inject(Answer(400, {}, b"no"), path=PART, method="PUT", skip=1)
     failed = run("publish", folder, bucket.uri("chat/1"))
     assert isinstance(failed.exception, PublishFailed), (failed.output, failed.exception)
     assert f"{SINGLE}, bytes 0 to" in failed.exception.message
     assert bucket.names("chat/1") <= {"config.json"}
-    assert bucket.proxy.asked("uploadId", method="DELETE"), "its parts are not left behind"
+    if bucket.server.scheme != "az":  # which drops blocks that no list names by itself
+        assert bucket.proxy.asked("uploadId", method="DELETE"), "its parts are not left behind"
 
 
+@EVERYWHERE
 def test_credentials_that_do_not_suffice(bucket: Bucket, tmp_path: Path) -> None:
     bucket.proxy.inject(forbidden(), method="PUT")
     failed = run("publish", write_checkpoint(tmp_path / "a"), bucket.uri("chat/1"))
     assert isinstance(failed.exception, SourceDenied)
     assert "may not be written" in failed.exception.message
-    assert not {KEY, SECRET} & set(failed.exception.message.split())
+    assert bucket.server.secret not in failed.exception.message
 
 
 def test_a_store_without_conditions(bucket: Bucket, tmp_path: Path) -> None:

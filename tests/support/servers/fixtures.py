@@ -9,10 +9,13 @@ from typing import Protocol
 
 import pytest
 
+from tests.support.servers.azure import AzureServer
+from tests.support.servers.google import GoogleServer
 from tests.support.servers.hub import Hub
 from tests.support.servers.proxy import FaultProxy
 from tests.support.servers.registry import RegistryServer
 from tests.support.servers.s3 import S3Server
+from tests.support.servers.stores import ObjectServer
 from tests.support.servers.web import WebServer
 
 
@@ -21,6 +24,27 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One S3 server: make buckets of your own."""
     with contextlib.closing(S3Server(tmp_path_factory.mktemp("s3"))) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def google_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleServer]:
+    """One server of Google's protocol: make buckets of your own."""
+    with contextlib.closing(GoogleServer(tmp_path_factory.mktemp("google"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    """One server of Azure's protocol: make containers of your own."""
+    with contextlib.closing(AzureServer(tmp_path_factory.mktemp("azure"))) as server:
+        yield server
+
+
+@pytest.fixture
+def object_server(request: pytest.FixtureRequest) -> ObjectServer:
+    """A server of objects: S3's, or each in turn for tests that are marked `EVERYWHERE`."""
+    found: ObjectServer = request.getfixturevalue(getattr(request, "param", "s3_server"))
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import web
@@ -34,10 +35,16 @@ class Seen:
 
     method: str
     path: str
+    """With the query, as it was sent."""
     headers: CIMultiDict[str]
     status: int = 0
     sent: int = 0
     """Bytes of the body that went to the client."""
+
+    @property
+    def plain(self) -> str:
+        """Return the path and query without quoting: clients quote as they like."""
+        return unquote(self.path)
 
     @property
     def range(self) -> str:
@@ -88,7 +95,7 @@ class FaultProxy:
 
     def asked(self, path: str = "", *, method: str = "GET") -> list[Seen]:
         """Return the requests whose path and query hold a pattern."""
-        return [seen for seen in tuple(self.seen) if seen.method == method and re.search(path, seen.path)]
+        return [seen for seen in tuple(self.seen) if seen.method == method and re.search(path, seen.plain)]
 
     def sent(self, path: str = "") -> int:
         """Return how many bytes of bodies went to clients that asked (GET) for such paths."""
@@ -111,7 +118,7 @@ class FaultProxy:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         seen = Seen(request.method, request.raw_path, CIMultiDict(request.headers))
         self.seen.append(seen)
-        fault = next((rule.fault for rule in tuple(self._rules) if rule.takes(seen.method, seen.path)), None)
+        fault = next((rule.fault for rule in tuple(self._rules) if rule.takes(seen.method, seen.plain)), None)
         if isinstance(fault, Answer):
             await request.read()  # who is answered before all is sent may see a reset instead of the answer
             seen.status, seen.sent = fault.status, len(fault.body)

@@ -19,12 +19,14 @@ What obstore 0.12 (object_store 0.14) makes of faults before it, as `tests/sourc
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
 from obstore.store import S3Store
 
 from tests.support.free_ports import free_port
+from tests.support.servers.faults import expired
 from tests.support.servers.listening import listening
 from tests.support.tools import source_server
 
@@ -34,7 +36,11 @@ SECRET = "not-a-secret"
 
 
 class S3Server:
-    """One server; a bucket is a folder of its own."""
+    """One server; a bucket is a folder of its own. See :class:`tests.support.servers.stores.ObjectServer`."""
+
+    scheme = "s3"
+    secret = SECRET
+    expired = expired()
 
     def __init__(self, home: Path) -> None:
         """Start it with its data below `home`."""
@@ -51,6 +57,16 @@ class S3Server:
         """Make a bucket, and return its name."""
         (self._buckets / name).mkdir()
         return name
+
+    def settings(self, endpoint: str, *, mistaken: bool = False) -> Mapping[str, str]:
+        """Return the keys of a Secret."""
+        return {
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": "wrong" if mistaken else SECRET,
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT": endpoint,
+            "AWS_ALLOW_HTTP": "true",
+        }
 
     def store(self, bucket: str, *, endpoint: str | None = None, retries: int = 2) -> S3Store:
         """Return a client of a bucket; through another endpoint, which may do wrong, one that does not wait long."""
