@@ -17,6 +17,7 @@ from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_engine.protocol.errors import ModelswapError, NotFound, SourceNotFound, WorkerLost
 from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.sources.port import Identity
 from modelswap_engine.swap.records import Assigned, Record, Registered
 from tests.support.adapters import FIELDS, LAYOUT, pair
 
@@ -96,7 +97,7 @@ class FakeOpened:
             for name, (dtype, shape, data) in pair(rank=rank).items()
         }
 
-    async def hash(self) -> dict[str, str]:
+    async def hash(self, identity: Identity | None = None) -> dict[str, str]:
         return {name: hashlib.sha256((name + self._content).encode()).hexdigest() for name in self.tensors}
 
     def range_of(self, entry: TensorEntry, *, sha256: str) -> TensorRange:

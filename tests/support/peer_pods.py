@@ -113,7 +113,7 @@ class PeerPod:
         """Serve the control port and yield its number."""
         blobs = BlobRoutes(
             store=self.store,
-            manifest=self.records.manifest_file,
+            manifest=self.records.given,
             bandwidth=bandwidth or Bandwidth(0, clock=SystemClock()),
             given=self._gave,
             transfers=transfers,

@@ -47,7 +47,7 @@ async def shared_of(
         return None
     blobs = BlobRoutes(
         store=store,
-        manifest=records.manifest_file,
+        manifest=records.given,
         bandwidth=Bandwidth(settings.peer_bytes_per_second, clock=SystemClock()),
         given=given,
     )

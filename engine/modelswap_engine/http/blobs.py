@@ -55,7 +55,7 @@ class BlobRoutes:
 
     Args:
         store: has the blobs.
-        manifest: returns the file with the manifest of a digest, whether or not it is there.
+        manifest: returns the file with the manifest of a digest, whether or not it is there; called in a thread.
         bandwidth: for all that is given.
         given: called with the bytes that went out.
         transfers: how many at once.
@@ -100,10 +100,14 @@ class BlobRoutes:
     async def manifest(self, request: web.Request) -> web.StreamResponse:
         """Give the manifest of a version."""
         kind, _, sha256 = request.match_info["digest"].partition(":")
-        found = (
-            await asyncio.to_thread(_opened, self._manifest(sha256)) if kind == "sha256" and is_hash(sha256) else None
-        )
+        found = await asyncio.to_thread(self._opened, sha256) if kind == "sha256" and is_hash(sha256) else None
         return await self._answer(request, found, name=sha256)
+
+    def _opened(self, sha256: str) -> BinaryIO | None:
+        try:
+            return self._manifest(sha256).open("rb", buffering=0)
+        except OSError:
+            return None
 
     async def _answer(self, request: web.Request, file: BinaryIO | None, *, name: str) -> web.StreamResponse:
         if file is None:
@@ -163,13 +167,6 @@ class BlobRoutes:
             yield
         finally:
             self._turns.release()
-
-
-def _opened(path: Path) -> BinaryIO | None:
-    try:
-        return path.open("rb", buffering=0)
-    except OSError:
-        return None
 
 
 def _range(request: web.Request, size: int) -> tuple[int, int]:

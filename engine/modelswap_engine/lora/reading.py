@@ -5,6 +5,7 @@ Everything that can be known without the engine is known before it is asked for 
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from modelswap_engine.backends.adapters import AdapterLayout, LoadAdapter
@@ -17,7 +18,7 @@ from modelswap_engine.lora.terms import OnTerms
 from modelswap_engine.lora.vouching import Vouching, check_hashes
 from modelswap_engine.protocol.adapters import AdapterSource
 from modelswap_engine.protocol.errors import DigestMismatch, Internal
-from modelswap_engine.sources.port import OpenedAdapter
+from modelswap_engine.sources.port import Identity, OpenedAdapter
 
 Reader = Callable[[OnTerms, str], Coroutine[Any, Any, "Read"]]
 """Reads an adapter for an operation, or raises what is wrong with it."""
@@ -70,10 +71,11 @@ async def read(fitting: Fitting, *, operation_id: str) -> Read:
         SourceChanged, SourceUnreadable: not now.
     """
     source, opened = fitting.source, fitting.opened
-    hashes = await opened.hash()
+    identity = Identity(of=partial(adapter_digest, fitting.config, opened.tensors), pinned=source.digest)
+    hashes = await opened.hash(identity)
     if fitting.signed is not None:
         check_hashes(fitting.signed, hashes)
-    digest = adapter_digest(fitting.config, opened.tensors, hashes)
+    digest = identity.of(hashes)
     if source.digest and source.digest != digest:
         raise DigestMismatch(
             f"adapter {source.name}: {source.uri} holds {digest}, pinned is {source.digest}",

@@ -26,6 +26,7 @@ from modelswap_engine.checkpoint.layout import (
 )
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceUnreadable, UnsupportedFormat
+from modelswap_engine.sources.port import Identity
 from modelswap_engine.sources.threads import MountThreads
 
 CONFIG_FILE: Final = "adapter_config.json"
@@ -61,7 +62,7 @@ class LocalAdapter:
         """Its manifest and what lies beside that."""
         return self._contents.evidence
 
-    async def hash(self) -> dict[str, str]:
+    async def hash(self, identity: Identity | None = None) -> dict[str, str]:
         """Return name → sha256 of the bytes of every tensor."""
         stop = threading.Event()
         try:

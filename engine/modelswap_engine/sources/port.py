@@ -121,6 +121,16 @@ Mounted = Callable[[], Sequence[ResolvedHere]]
 """Returns versions of mounted folders that were resolved and may be in use."""
 
 
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """How an adapter's content is known: ``of`` makes its digest out of the hashes of its tensors (name → sha256).
+
+    ``pinned`` is the digest that is wanted; "" where any will do.
+    """
+
+    of: Callable[[Mapping[str, str]], str]
+    pinned: str = ""
+
+
 class OpenedAdapter(Protocol):
     """A LoRA adapter that was found: its config and its header were read, no bytes of its tensors."""
 
@@ -136,8 +146,11 @@ class OpenedAdapter(Protocol):
     def evidence(self) -> Evidence | None:
         """Its manifest and the signature beside it, to be proved; None where it did not come with both."""
 
-    async def hash(self) -> dict[str, str]:
+    async def hash(self, identity: Identity | None = None) -> dict[str, str]:
         """Return name → sha256 of the bytes of every tensor, which are then where :meth:`range_of` says.
+
+        With its identity others who have what is pinned are asked before the source, and can ask for it later; whether
+        that is what came is for the caller to see.
 
         Raises:
             InvalidCheckpoint, ManifestMismatch: they are not what its manifest lists, where that was looked at.

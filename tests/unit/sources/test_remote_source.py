@@ -7,14 +7,14 @@ import itertools
 import os
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from modelswap_engine.checkpoint import manifest as manifests
-from modelswap_engine.checkpoint.build import build_manifest, hash_contents
+from modelswap_engine.checkpoint.build import build_manifest, hash_contents, with_hashes
 from modelswap_engine.checkpoint.layout import SIGNATURE_FILE, Evidence
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, Provenance
 from modelswap_engine.protocol.errors import (
@@ -30,7 +30,7 @@ from modelswap_engine.protocol.errors import (
 from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources.adapter import read_adapter
 from modelswap_engine.sources.allowed import Allowed
-from modelswap_engine.sources.port import Brought, Mounted
+from modelswap_engine.sources.port import Brought, Identity, Mounted
 from modelswap_engine.sources.remote.fetch import Fetcher, FetchSettings
 from modelswap_engine.sources.remote.folders import Folders
 from modelswap_engine.sources.remote.port import RETRY_AFTER
@@ -493,7 +493,7 @@ class Giving:
                     sink.again(sha256)
 
     async def manifest(self, digest: str, *, prove: object) -> None:
-        raise AssertionError("nobody asks for an adapter's manifest")
+        raise AssertionError("nobody asks for the manifest of an adapter that has one")
 
 
 async def test_an_adapter_with_a_manifest_is_taken_from_other_pods_before_the_source(
@@ -509,12 +509,50 @@ async def test_an_adapter_with_a_manifest_is_taken_from_other_pods_before_the_so
         store=world.store,
         records=Records(tmp_path / "records"),
         fetcher=Fetcher(world.store),
-        sharing=Giving(blobs),  # type: ignore[arg-type]
+        sharing=Giving(blobs),
     )
     opened = await source.open_adapter(URI)
     places.forget()
     assert await opened.hash() == hashes
     assert sum(places.given.values()) == len(blobs[wrong]), "the source gave what the other pod had wrong"
+
+
+class Claiming:
+    """Another pod that says what the tensors of an adapter are."""
+
+    def __init__(self, *manifests: bytes) -> None:
+        self.manifests = manifests
+        self.proved: list[dict[str, str] | None] = []
+
+    async def bring(self, wanted: Sequence[tuple[str, int]], sink: Sink) -> None:
+        """Bring nothing."""
+
+    async def manifest(self, digest: str, *, prove: Callable[[bytes], dict[str, str] | None]) -> dict[str, str] | None:
+        self.proved = [prove(data) for data in self.manifests]
+        return next((found for found in self.proved if found is not None), None)
+
+
+async def test_what_another_pod_says_of_a_pinned_adapter_is_proved_by_the_digest(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    hashes = adapter(tmp_path / "a", places)
+    manifest = places.folders[URI].pop(MANIFEST_FILE)
+    identity = Identity(of=lambda found: "sha256:" + hashlib.sha256(repr(found).encode()).hexdigest())
+    identity = msgspec.structs.replace(identity, pinned=identity.of(hashes))
+    wrong = manifests.encode(
+        with_hashes(read_adapter(tmp_path / "a", roots=[tmp_path]), dict.fromkeys(hashes, "0" * 64))
+    )
+    pod = Claiming(wrong, b"{", manifest)
+    source = RemoteSource(
+        places,
+        allowed=Allowed(["mem://bucket/chat"]),
+        store=world.store,
+        records=Records(tmp_path / "records"),
+        fetcher=Fetcher(world.store),
+        sharing=pod,  # type: ignore[arg-type]
+    )
+    assert await (await source.open_adapter(URI)).hash(identity) == hashes
+    assert pod.proved == [None, None, hashes]
 
 
 async def test_a_manifest_of_another_adapter_is_refused(world: World, places: MemoryPlaces, tmp_path: Path) -> None:

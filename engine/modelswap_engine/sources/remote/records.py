@@ -21,6 +21,8 @@ from modelswap_engine.sources.remote.contents import Places
 from modelswap_engine.sources.remote.port import FileStat
 
 MAX_RECORDS: Final = 64
+MAX_ADAPTERS: Final = 256
+"""As many as a slot may have."""
 _LAID_OUT: Final = ".manifest"
 
 
@@ -52,6 +54,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._manifests = folder / "manifests"
         self._uris = folder / "uris"
+        self._adapters = folder / "adapters"
 
     def found(self, uri: str) -> Found | None:
         """Return what was found at a URI last."""
@@ -80,6 +83,26 @@ class Records:
             _replace(self._uri(found.uri), msgspec.json.encode(found))
             _prune(self._uris, keep=())
 
+    def keep_adapter(self, digest: str, manifest: Manifest) -> None:
+        """Remember what an adapter's files are by its content digest, which is not its manifest's; see :meth:`keep`."""
+        with contextlib.suppress(OSError):
+            _replace(self._adapter(digest), manifests.encode(manifest))
+            _prune(self._adapters, keep=(), most=MAX_ADAPTERS)
+
+    def adapter(self, digest: str) -> bytes | None:
+        """Return the manifest of an adapter as it was kept, to be proved."""
+        with contextlib.suppress(OSError):
+            return self._adapter(digest).read_bytes()
+        return None
+
+    def given(self, digest: str) -> Path:
+        """Return where what other pods get for the digest of a version or of an adapter is, or would be."""
+        adapter = self._adapter(digest)
+        return adapter if adapter.exists() else self.manifest_file(digest)
+
+    def _adapter(self, digest: str) -> Path:
+        return self._adapters / f"{digest.removeprefix('sha256:')}.json"
+
     def retain(self, digests: Collection[str]) -> None:
         """Forget the oldest manifests of versions that are not in use, when there are many."""
         _prune(self._manifests, keep={digest.removeprefix("sha256:") for digest in digests})
@@ -99,9 +122,9 @@ def _replace(file: Path, data: bytes) -> None:
     temporary.replace(file)
 
 
-def _prune(folder: Path, *, keep: Collection[str]) -> None:
+def _prune(folder: Path, *, keep: Collection[str], most: int = MAX_RECORDS) -> None:
     with contextlib.suppress(OSError):
         files = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-        for file in [file for file in files if file.stem not in keep][MAX_RECORDS:]:
+        for file in [file for file in files if file.stem not in keep][most:]:
             file.unlink(missing_ok=True)
             file.with_suffix(_LAID_OUT).unlink(missing_ok=True)

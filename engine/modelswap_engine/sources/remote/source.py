@@ -154,6 +154,7 @@ class RemoteSource:
             store=self._store,
             fetcher=self._fetcher,
             sharing=self._sharing,
+            records=self._records,
             keep=self._keep_adapter,
         )
 
