@@ -278,6 +278,32 @@ def test_a_place_to_fetch_from_needs_room_to_fetch_to(charts: Charts) -> None:
     assert "sources.store.sizeLimit is required with sources.allow" in refused
 
 
+def test_pods_of_a_node_share_a_folder_only_where_it_is_named(charts: Charts) -> None:
+    store = {"sizeLimit": "40Gi", "hostPath": {"path": "/var/lib/modelswap"}}
+    objects = charts.template(CHART, with_minimal(sources=SOURCES | {"store": store}))
+    assert "--store-shared" in engine(objects)["args"]
+    assert flag(engine(objects), "store-size") == ["40Gi"]
+    assert volumes(objects)["store"]["hostPath"] == {"path": "/var/lib/modelswap", "type": "Directory"}
+    assert "--store-shared" not in engine(charts.template(CHART, with_minimal(sources=SOURCES)))["args"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "word"),
+    [
+        (
+            {**SOURCES, "store": {"sizeLimit": "1Gi", "hostPath": {"path": "/a"}, "volume": {"nfs": {}}}},
+            "/store/volume",
+        ),
+        ({**SOURCES, "store": {"sizeLimit": "1Gi", "hostPath": {"path": "relative"}}}, "/store/hostPath/path"),
+        ({**SOURCES, "store": {"sizeLimit": "1Gi", "hostPath": {"path": "/"}}}, "/store/hostPath/path"),
+        ({"store": {"hostPath": {"path": "/a"}}}, "needs sources.allow"),
+    ],
+    ids=["two volumes", "relative", "whole node", "no source"],
+)
+def test_a_folder_of_the_node_stands_alone(charts: Charts, sources: Object, word: str) -> None:
+    assert word in charts.try_template(CHART, with_minimal(sources=sources)).stderr
+
+
 @pytest.mark.parametrize("prefix", ["s3://b/m?x=1", "https://me:word@host/m", "file:///models", "models"])
 def test_prefixes_are_plain(charts: Charts, prefix: str) -> None:
     sources = {"allow": [prefix], "store": {"sizeLimit": "1Gi"}}

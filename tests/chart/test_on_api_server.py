@@ -21,7 +21,7 @@ OPERATOR = "system:serviceaccount:modelswap-system:modelswap"
 SCOPED = "system:serviceaccount:ops:scoped-modelswap"
 SCOPED_VALUES = {"watch": {"namespaces": ["team-a"]}, "crds": {"enabled": False}, "rbac": {"aggregate": False}}
 # Value sets in which the user names a volume that "restricted" forbids.
-OWN_VOLUMES = ("host-path-values.yaml", "gpu-values.yaml")
+OWN_VOLUMES = ("host-path-values.yaml", "gpu-values.yaml", "node-store-values.yaml")
 UNKNOWN_HERE = ("monitoring.coreos.com", "cert-manager.io")
 RESTRICTED = "pod-security.kubernetes.io/enforce"
 
@@ -56,9 +56,10 @@ def test_pods_are_admitted_where_restricted_is_enforced(rest: Rest, charts: Char
         create_pod(rest, template).accepted()
 
 
-def test_only_a_folder_of_the_node_keeps_a_pod_from_being_restricted(rest: Rest, charts: Charts) -> None:
+@pytest.mark.parametrize("name", ["host-path-values.yaml", "node-store-values.yaml"])
+def test_only_a_folder_of_the_node_keeps_a_pod_from_being_restricted(rest: Rest, charts: Charts, name: str) -> None:
     ensure_namespace(rest, "restricted", **{RESTRICTED: "restricted"})
-    values = CHARTS / "modelswap-engine" / "ci" / "host-path-values.yaml"
+    values = CHARTS / "modelswap-engine" / "ci" / name
     (template,) = pod_templates(charts.template("modelswap-engine", values))
     answer = create_pod(rest, template)
     assert answer.status == 403

@@ -43,6 +43,7 @@ from tests.support.servers.faults import (
 from tests.support.servers.fixtures import Proxied
 from tests.support.servers.proxy import FaultProxy
 from tests.support.servers.stores import EVERYWHERE, ObjectServer, direct
+from tests.support.stores import on_the_way
 
 pytestmark = [pytest.mark.sources, EVERYWHERE]
 
@@ -192,7 +193,7 @@ async def test_what_lasts_is_told_and_nothing_of_it_is_seen(
     missing = world.store.missing(entry.sha256 for entry in built.tensors)
     present = [entry for entry in built.tensors if entry.sha256 not in missing]
     assert all(hashlib.sha256(world.store.path(e.sha256).read_bytes()).hexdigest() == e.sha256 for e in present)
-    assert not list((world.folder / "store" / "incoming").iterdir())
+    assert not on_the_way(world.folder / "store")
 
 
 async def test_an_object_that_is_replaced_half_way_is_not_mixed(world: World) -> None:

@@ -161,6 +161,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if .Values.sources.allow }}
 - --store-dir=/var/lib/modelswap-store
 - --store-size={{ required "sources.store.sizeLimit is required with sources.allow: what is fetched is kept there" .Values.sources.store.sizeLimit }}
+{{- if .Values.sources.store.hostPath.path }}
+- --store-shared
+{{- end }}
 {{- end }}
 {{- with .Values.verification }}
 {{- if and .required (not (or .keys.configMap .keys.secret)) }}
@@ -285,9 +288,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{- define "modelswap-engine.sourceVolumes" -}}
 {{- with .Values.sources }}
+{{- if and .store.hostPath.path (not .allow) }}
+{{- fail "sources.store.hostPath needs sources.allow: nothing is fetched without" }}
+{{- end }}
 {{- if .allow }}
 - name: store
-  {{- if .store.volume }}
+  {{- if .store.hostPath.path }}
+  hostPath:
+    path: {{ .store.hostPath.path }}
+    type: Directory
+  {{- else if .store.volume }}
   {{- toYaml .store.volume | nindent 2 }}
   {{- else }}
   emptyDir:

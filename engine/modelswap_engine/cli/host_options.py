@@ -98,6 +98,12 @@ class Door:
     store_size: Annotated[
         str, typer.Option(help="What the content store may take, such as 20Gi, less 5 %. Default: what the disk gives.")
     ] = ""
+    store_shared: Annotated[
+        bool,
+        typer.Option(
+            "--store-shared", help="Other pods use the folder of --store-dir as well: nothing in it is taken unproved."
+        ),
+    ] = False
     require_signature: Annotated[
         bool,
         typer.Option("--require-signature", help="Take signed versions only, also as --model. Needs --trusted-keys."),
@@ -172,6 +178,8 @@ def settled(door: Door, options: Mapping[str, Any]) -> dict[str, Any]:
             "--require-signature needs --trusted-keys: nobody could have signed anything",
             advice="pass --trusted-keys with a folder of public keys",
         )
+    if door.store_shared and door.store_dir is None:
+        raise BadRequest("--store-shared needs --store-dir", advice="name the folder that the pods share")
     if door.peers and door.control_tls_cert is not None and door.peer_ca_file is None:
         raise BadRequest("--peers with TLS needs --peer-ca-file", advice="pass the authority of the pods' certificates")
     found: dict[str, Any] = {

@@ -64,6 +64,7 @@ class HostSettings:
     claim: tuple[tuple[str, Path], ...]
     store_dir: Path | None
     store_bytes: int
+    store_shared: bool
     require_signature: bool
     trusted_keys: Path | None
     peers: tuple[tuple[str, int], ...]

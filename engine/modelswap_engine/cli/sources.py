@@ -39,7 +39,9 @@ def supply_of(settings: HostSettings, *, template: Template) -> Supply:
         cache=state / "manifests",
         claims=dict(settings.claim),
     )
-    store = ContentStore(settings.store_dir or state / "store", limit_bytes=settings.store_bytes)
+    store = ContentStore(
+        settings.store_dir or state / "store", limit_bytes=settings.store_bytes, shared=settings.store_shared
+    )
     store.open()
     records = Records(state / "sources")
     elsewhere = openers(

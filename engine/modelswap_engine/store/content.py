@@ -1,49 +1,60 @@
 """The content store: a folder of blobs named by their sha256, bounded, that never loses what somebody holds.
 
-A blob appears by a rename, complete and proved, or not at all, so that a crash leaves nothing but files in
-``incoming/``, which the next start removes. Who holds what is said by name (the digest of a version); blobs that nobody
+A blob appears by a rename, complete and proved, or not at all, so that a crash leaves nothing but files that have no
+name yet, which whoever comes next removes. Who holds what is said by name (the digest of a version); blobs that nobody
 holds go first when room is wanted. It knows bytes and hashes, and neither tensors nor where they are from. Everything
 here blocks; whoever calls it from an event loop does so in a thread.
+
+Several processes may use one folder: what others hold stays, the limit is of all together, and what another one wrote
+counts once this process has hashed it, and only as long as the file is the one that it hashed.
 """
 
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from modelswap_engine.checkpoint.files import Stamp, stamp_of
 from modelswap_engine.checkpoint.rules import is_hash
-from modelswap_engine.protocol.errors import InsufficientDisk, SourceUnreadable
+from modelswap_engine.protocol.errors import SourceUnreadable
+from modelswap_engine.store.disk import no_room, use_now, writing
 from modelswap_engine.store.eviction import Blob, evict
 from modelswap_engine.store.incoming import Incoming
+from modelswap_engine.store.members import Members, make_folder
+from modelswap_engine.store.proof import open_regular, prove, stamp_at
+
+log = logging.getLogger("modelswap.store")
 
 SPARE_BYTES: Final = 64 << 20
 """Left on the disk for others: the journal, side files, logs."""
-MIB: Final = 1 << 20
 
 
 class ContentStore:
     """See the module.
 
     Args:
-        folder: made when needed; this process is the only one that removes from it.
+        folder: made when needed.
         limit_bytes: what all blobs together may take; 0: what the disk gives.
+        shared: other pods write to the folder as well, so nothing in it is believed because it is there. Otherwise
+            what an earlier process of this pod left counts by its name.
     """
 
-    def __init__(self, folder: Path, *, limit_bytes: int = 0) -> None:
-        self._blobs_folder = folder / "blobs"
-        self._incoming = folder / "incoming"
-        self._limit = limit_bytes
+    def __init__(self, folder: Path, *, limit_bytes: int = 0, shared: bool = False) -> None:
+        self._folder, self._blobs_folder = folder, folder / "blobs"
+        self._limit, self._shared = limit_bytes, shared
+        self._members = Members(folder)
         self._lock = threading.Lock()
-        self._blobs: dict[str, Blob] = {}
+        self._pinning = threading.Lock()
+        self._proved: dict[str, Stamp] = {}
         self._holds: dict[str, frozenset[str]] = {}
-        self._coming: dict[str, Incoming] = {}
-        self._uses = itertools.count(1)
+        self._coming: dict[Path, Incoming] = {}
         self._names = itertools.count(1)
 
     def open(self) -> None:
@@ -53,20 +64,15 @@ class ContentStore:
             SourceUnreadable: the folder cannot be made or read.
         """
         try:
-            shutil.rmtree(self._incoming, ignore_errors=True)
-            self._incoming.mkdir(parents=True, exist_ok=True)
-            self._blobs_folder.mkdir(exist_ok=True)
-            found = [entry for part in self._blobs_folder.iterdir() for entry in os.scandir(part)]
-            found.sort(key=lambda entry: entry.stat().st_mtime_ns)
-            self._blobs = {
-                entry.name: Blob(nbytes=entry.stat().st_size, used=next(self._uses))
-                for entry in found
-                if is_hash(entry.name)
-            }
+            with self._members.alone():
+                make_folder(self._blobs_folder, like=self._folder)
+                self._members.others()
+            if not self._shared:
+                self._proved = {path.name: self._seen(status) for path, status in self._files()}
         except OSError as error:
             raise SourceUnreadable(
-                f"the content store {self._blobs_folder.parent}: {error.strerror or error}",
-                advice="check that the state directory is a writable volume",
+                f"the content store {self._folder}: {error.strerror or error}",
+                advice="check that it is a folder on a volume that the engine may write to",
             ) from None
 
     # What is there.
@@ -74,19 +80,49 @@ class ContentStore:
     def missing(self, hashes: Iterable[str]) -> set[str]:
         """Return those that are not here."""
         with self._lock:
-            return set(hashes) - self._blobs.keys()
+            return set(hashes) - self._proved.keys()
 
-    def look(self, hashes: Iterable[str]) -> None:
-        """Forget blobs whose files are gone or have another size: somebody else was at the folder."""
-        for sha256 in sorted(set(hashes) - self.missing(hashes)):
-            try:
-                size = self.path(sha256).stat().st_size
-            except OSError:
-                size = -1
+    def look(self, sizes: Mapping[str, int]) -> None:
+        """Take what other processes have brought, once it is proved; forget what is gone or was written again.
+
+        Args:
+            sizes: hash → bytes of the blobs; a file of another size is not even read.
+        """
+        unsure = {}
+        for sha256, nbytes in sizes.items():
+            stamp = self._stamp(sha256)
             with self._lock:
-                blob = self._blobs.get(sha256)
-                if blob is not None and blob.nbytes != size:
-                    self._drop([sha256])
+                known = self._proved.get(sha256)
+                if stamp is None:
+                    self._proved.pop(sha256, None)
+            if stamp is not None and (stamp != known or stamp.size != nbytes):
+                unsure[sha256] = nbytes
+        self._prove(unsure)
+
+    def damaged(self, hashes: Iterable[str]) -> list[str]:
+        """Hash blobs again and remove those that are not what their name says; return those that were here."""
+        with self._lock:
+            here = {sha256: self._proved[sha256].size for sha256 in set(hashes) & self._proved.keys()}
+        self._prove(here)
+        return sorted(self.missing(here))
+
+    def _prove(self, sizes: Mapping[str, int]) -> None:
+        before = {sha256: stamp_at(self.path(sha256)) for sha256 in sizes}
+        right = prove(
+            {
+                sha256: self.path(sha256)
+                for sha256, stamp in before.items()
+                if stamp is not None and stamp.size == sizes[sha256]
+            }
+        )
+        with self._lock:
+            for sha256 in sizes:
+                self._proved.pop(sha256, None)
+            self._proved |= {sha256: self._known_by(stamp) for sha256, stamp in right.items()}
+        for sha256 in sizes.keys() - right.keys():
+            if before[sha256] is not None and before[sha256] == stamp_at(self.path(sha256)):  # not what came since
+                log.warning("%s: damaged, or written by somebody else; removed", self.path(sha256))
+                self._remove(sha256)
 
     def path(self, sha256: str) -> Path:
         """Return where a blob is, or would be."""
@@ -99,10 +135,39 @@ class ContentStore:
             SourceUnreadable: the disk.
         """
         with self._lock:
-            if sha256 not in self._blobs:
-                return None
-            with writing(self._blobs_folder):
-                return self.path(sha256).open("rb", buffering=0)
+            known = self._proved.get(sha256)
+        if known is None:
+            return None
+        with self.writing():
+            try:
+                stream = os.fdopen(open_regular(self.path(sha256)), "rb", buffering=0)
+            except OSError as error:
+                if error.errno in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO}:
+                    return None
+                raise
+        if self._seen(os.fstat(stream.fileno())) != known:
+            stream.close()
+            return None
+        return stream
+
+    def _stamp(self, sha256: str) -> Stamp | None:
+        stamp = stamp_at(self.path(sha256))
+        return stamp and self._known_by(stamp)
+
+    def _seen(self, status: os.stat_result) -> Stamp:
+        return self._known_by(stamp_of(status))
+
+    def _known_by(self, stamp: Stamp) -> Stamp:
+        # In a folder of its own a pod keeps the order of use in the times.
+        return stamp if self._shared else Stamp(size=stamp.size, inode=stamp.inode, mtime_ns=0, ctime_ns=0)
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for part in self._blobs_folder.iterdir():
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(part):
+                    with contextlib.suppress(FileNotFoundError):
+                        if is_hash(entry.name) and entry.is_file(follow_symlinks=False):
+                            yield Path(entry.path), entry.stat(follow_symlinks=False)
 
     # Who needs it.
 
@@ -110,17 +175,32 @@ class ContentStore:
         """Keep blobs, here already or not, until the holder lets go; a second hold takes the place of the first."""
         with self._lock:
             self._holds[holder] = frozenset(hashes)
-            here = self._holds[holder] & self._blobs.keys()
-            for sha256 in here:
-                self._blobs[sha256].used = next(self._uses)
-        for sha256 in here:  # not under the lock: others wait for it on an event loop
-            with contextlib.suppress(OSError):  # only the order after a restart depends on it
-                os.utime(self.path(sha256))
+            here = self._holds[holder] & self._proved.keys()
+        self._pin()
+        if self._shared:
+            return
+        for sha256 in here:
+            with contextlib.suppress(OSError):  # only the order in which they go depends on it
+                use_now(self.path(sha256))
 
     def let_go(self, holder: str) -> None:
         """End a hold; an unknown holder has none."""
         with self._lock:
-            self._holds.pop(holder, None)
+            known = self._holds.pop(holder, None)
+        if known is not None:
+            self._pin()
+
+    def _pin(self) -> None:
+        with self._pinning:
+            with self._lock:
+                held = self._held()
+            try:
+                self._members.pin(held)
+            except (OSError, SourceUnreadable) as error:  # what goes all the same is fetched again
+                log.warning("%s: other processes cannot be told what is in use: %s", self._folder, error)
+
+    def _held(self) -> frozenset[str]:
+        return frozenset().union(*self._holds.values())
 
     def holders(self) -> set[str]:
         """Return who holds something."""
@@ -134,14 +214,21 @@ class ContentStore:
 
         Raises:
             InsufficientDisk: the limit or the disk does not allow it, whatever else is removed.
+            SourceUnreadable: the disk, or another process at the folder does not end.
         """
-        with self._lock:
-            self._make_room(sum(nbytes for _, nbytes in blobs))
-            coming = [
-                Incoming(self._incoming / str(next(self._names)), sha256=sha256, nbytes=nbytes)
-                for sha256, nbytes in blobs
-            ]
-            self._coming |= {item.path.name: item for item in coming}
+        coming: list[Incoming] = []
+        try:
+            with self.writing(), self._members.alone():
+                self._make_room(sum(nbytes for _, nbytes in blobs))
+                for sha256, nbytes in blobs:
+                    path = self._members.own / str(next(self._names))
+                    coming.append(Incoming(path, sha256=sha256, nbytes=nbytes))
+                    coming[-1].reserve()
+                with self._lock:
+                    self._coming |= {item.path: item for item in coming}
+        except BaseException:
+            self.give_up(coming)
+            raise
         return coming
 
     def accept(self, incoming: Incoming) -> str:
@@ -150,29 +237,31 @@ class ContentStore:
         Raises:
             InsufficientDisk, SourceUnreadable: the disk.
         """
-        with writing(self._blobs_folder):
-            if incoming.nbytes == 0:
-                incoming.path.touch()
+        with self.writing():
             actual = incoming.hashed()
             if incoming.sha256 not in {"", actual}:
                 incoming.again()
                 return actual
-            target = self.path(actual)
-            target.parent.mkdir(exist_ok=True)
-            incoming.path.chmod(0o444)
-            with self._lock:
-                incoming.path.rename(target)
-                self._coming.pop(incoming.path.name, None)
-                self._blobs[actual] = Blob(nbytes=incoming.nbytes, used=next(self._uses))
+            make_folder(self.path(actual).parent, like=self._blobs_folder)
+            named = incoming.named(self.path(actual))
+        with self._lock:
+            self._coming.pop(incoming.path, None)
+            if named is not None:
+                self._proved[actual] = self._known_by(named)
+                return actual
+        self._prove({actual: incoming.nbytes})  # another process brought the same, or something else
+        if self.missing([actual]):
+            raise SourceUnreadable(f"{self.path(actual)}: somebody else wrote to it", advice="it is fetched again")
         return actual
 
     def give_up(self, coming: Iterable[Incoming]) -> None:
         """Remove what was not accepted."""
         for incoming in coming:
             incoming.close()
-            incoming.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # whoever comes next removes it
+                incoming.path.unlink()
             with self._lock:
-                self._coming.pop(incoming.path.name, None)
+                self._coming.pop(incoming.path, None)
 
     def put(self, sha256: str, data: bytes) -> None:
         """Store a small blob at once; ``data`` must hash to its name.
@@ -184,70 +273,46 @@ class ContentStore:
             return
         (incoming,) = self.expect([(sha256, len(data))])
         try:
-            with writing(self._blobs_folder):
+            with self.writing():
                 incoming.write(0, data)
             if self.accept(incoming) != sha256:
                 raise ValueError(f"a blob of {len(data)} bytes does not hash to its name")
         finally:
             self.give_up([incoming])
 
-    def damaged(self, hashes: Iterable[str]) -> list[str]:
-        """Hash blobs again and remove those that are not what their name says; return these."""
-        wrong = []
-        for sha256 in sorted(set(hashes) - self.missing(hashes)):
-            try:
-                size = self.path(sha256).stat().st_size
-                fine = Incoming(self.path(sha256), sha256=sha256, nbytes=size).hashed() == sha256
-            except OSError:
-                fine = False
-            if not fine:
-                wrong.append(sha256)
-                with self._lock:
-                    self._drop([sha256])
-        return wrong
-
     def writing(self) -> AbstractContextManager[None]:
         """Say in our words that the disk does not take something."""
-        return writing(self._blobs_folder)
+        return writing(self._folder)
 
     def _make_room(self, needed: int) -> None:
-        coming = sum(incoming.nbytes for incoming in self._coming.values())
-        taken = sum(blob.nbytes for blob in self._blobs.values())
-        # What was written of them is not free any more.
-        unwritten = sum(incoming.missing for incoming in self._coming.values())
-        free = shutil.disk_usage(self._incoming).free - SPARE_BYTES - unwritten
-        excess = needed - free
+        make_folder(self._blobs_folder, like=self._folder)  # somebody may have emptied the folder
+        others = self._members.others()
+        here = {path.name: Blob(nbytes=status.st_size, used=status.st_mtime_ns) for path, status in self._files()}
+        with self._lock:
+            held = self._held() | others.held
+            coming = others.coming + sum(incoming.nbytes for incoming in self._coming.values())
+            # What was written of them is not free any more.
+            unwritten = others.unwritten + sum(incoming.missing for incoming in self._coming.values())
+        excess = needed - (shutil.disk_usage(self._folder).free - SPARE_BYTES - unwritten)
         if self._limit:
-            excess = max(excess, taken + coming + needed - self._limit)
-        held = frozenset().union(*self._holds.values())
-        gone = evict(self._blobs, held=held, excess=excess)
-        excess -= sum(self._blobs[sha256].nbytes for sha256 in gone)
+            excess = max(excess, sum(blob.nbytes for blob in here.values()) + coming + needed - self._limit)
+        loose = {sha256 for sha256 in here if sha256 not in held}
+        while excess > 0 and sum(here[sha256].nbytes for sha256 in loose) >= excess:
+            for sha256 in evict(here, held=here.keys() - loose, excess=excess):
+                loose.discard(sha256)
+                if self._remove(sha256):  # another user's, perhaps
+                    excess -= here.pop(sha256).nbytes
         if excess > 0:
-            kept = sum(blob.nbytes for sha256, blob in self._blobs.items() if sha256 in held)
-            raise InsufficientDisk(
-                f"the content store needs {needed / MIB:.1f} MiB more, {excess / MIB:.1f} MiB are missing: "
-                f"{kept / MIB:.1f} MiB of it are held by versions in use",
-                advice="give the engine's state volume more room (emptyDir sizeLimit, --store-size)",
-                details={"neededMiB": f"{needed / MIB:.1f}", "missingMiB": f"{excess / MIB:.1f}"},
-            )
-        self._drop(gone)
+            excess -= sum(here[sha256].nbytes for sha256 in loose)
+            kept = sum(blob.nbytes for sha256, blob in here.items() if sha256 in held)
+            raise no_room(needed=needed, excess=excess, kept=kept)
 
-    def _drop(self, hashes: Iterable[str]) -> None:
-        for sha256 in hashes:
-            self._blobs.pop(sha256, None)
-            self.path(sha256).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Say in our words that a disk does not take something."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise InsufficientDisk(
-                f"the volume of {folder} is full", advice="give the engine's state volume more room"
-            ) from None
-        raise SourceUnreadable(
-            f"{folder}: {error.strerror or error}", advice="check that the state directory is a writable volume"
-        ) from None
+    def _remove(self, sha256: str) -> bool:
+        with self._lock:
+            self._proved.pop(sha256, None)
+        path = self.path(sha256)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)  # where it is a folder
+        return not os.path.lexists(path)

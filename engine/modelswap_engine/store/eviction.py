@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 
-class Blob(msgspec.Struct, kw_only=True):
+class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """A blob that is there: its size in bytes, and a number that is higher the later it was used."""
 
     nbytes: int

@@ -9,6 +9,10 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from modelswap_engine.checkpoint.files import Stamp, stamp_of
+from modelswap_engine.store.disk import put_in_place, use_now
+from modelswap_engine.store.proof import open_regular, stamp_at
+
 _BUFFER_BYTES: Final = 4 << 20
 
 
@@ -21,12 +25,15 @@ class Incoming:
         path: of the file; nobody else writes it.
         sha256: what its bytes must hash to.
         nbytes: its size.
+
+    Its ``stamp`` is what the file was when this process last wrote to it.
     """
 
     def __init__(self, path: Path, *, sha256: str, nbytes: int) -> None:
         self.path = path
         self.sha256 = sha256
         self.nbytes = nbytes
+        self.stamp: Stamp | None = None
         self._missing = nbytes
         self._fd = -1
         self._writers = 0
@@ -45,6 +52,19 @@ class Incoming:
         """Bytes that have not been written yet."""
         return self._missing
 
+    def reserve(self) -> None:
+        """Make the file as long as it will be, so that other processes at the folder see what is still to come.
+
+        Raises:
+            OSError: the disk.
+        """
+        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            os.ftruncate(fd, self.nbytes)
+            self.stamp = stamp_of(os.fstat(fd))
+        finally:
+            os.close(fd)
+
     def write(self, at: int, data: bytes | memoryview) -> None:
         """Write a piece at a byte of the blob; nothing when it was closed meanwhile.
 
@@ -55,7 +75,7 @@ class Incoming:
             if self._closed:
                 return
             if self._fd < 0:
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._fd = open_regular(self.path, os.O_RDWR)
             self._writers += 1
         if at == self._hashed:  # of one thread alone: pieces do not overlap
             self._digest.update(data)
@@ -72,15 +92,36 @@ class Incoming:
                 self._release()
 
     def hashed(self) -> str:
-        """Return the sha256 of what was written (64 hex digits)."""
+        """Return the sha256 of what was written (64 hex digits).
+
+        Raises:
+            OSError: the disk, or somebody put something else in the file's place.
+        """
         if self._hashed < self.nbytes:
             buffer = memoryview(bytearray(min(_BUFFER_BYTES, self.nbytes - self._hashed)))
-            with self.path.open("rb", buffering=0) as stream:
+            with os.fdopen(open_regular(self.path), "rb", buffering=0) as stream:
                 stream.seek(self._hashed)
-                while count := stream.readinto(buffer):
+                while self._hashed < self.nbytes and (count := stream.readinto(buffer)):
                     self._digest.update(buffer[:count])
                     self._hashed += count
         return self._digest.hexdigest()
+
+    def named(self, target: Path) -> Stamp | None:
+        """Give the file a name; return its stamp, None where it may be another one than was written here.
+
+        Raises:
+            OSError: the disk, or somebody put something else in the file's place.
+        """
+        fd = open_regular(self.path)
+        try:
+            ours = stamp_of(os.fstat(fd)) == self.stamp
+            used = use_now(fd)
+            os.fchmod(fd, 0o444)
+            put_in_place(self.path, target)
+            there, status = stamp_at(target), os.fstat(fd)
+        finally:
+            os.close(fd)
+        return there if ours and there == stamp_of(status) and there.mtime_ns == used else None
 
     def again(self) -> None:
         """Forget what was written; nobody may be writing."""
@@ -96,5 +137,6 @@ class Incoming:
     def _release(self) -> None:
         # A descriptor that is closed under a thread that writes may be another file's by the time it writes.
         if self._fd >= 0 and not self._writers and (self._closed or self.complete):
+            self.stamp = stamp_of(os.fstat(self._fd))
             os.close(self._fd)
             self._fd = -1

@@ -1,6 +1,5 @@
 """The content store: what appears is proved, what is held stays, what a crash leaves goes."""
 
-import hashlib
 import os
 import shutil
 import threading
@@ -10,17 +9,7 @@ from pathlib import Path
 import pytest
 
 from modelswap_engine.protocol.errors import InsufficientDisk
-from modelswap_engine.store.content import ContentStore
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def opened(folder: Path, *, limit: int = 0) -> ContentStore:
-    store = ContentStore(folder, limit_bytes=limit)
-    store.open()
-    return store
+from tests.support.stores import on_the_way, opened, sha256
 
 
 def test_a_blob_written_in_pieces_appears_when_it_hashes_to_its_name(tmp_path: Path) -> None:
@@ -68,9 +57,10 @@ def test_it_is_there_after_a_restart_and_what_was_on_its_way_is_not(tmp_path: Pa
     store.put(sha256(b"kept"), b"kept")
     (incoming,) = store.expect([(sha256(b"lost"), 4)])
     incoming.write(0, b"lo")
+    del store  # which ends what marks it as alive
     again = opened(tmp_path)
     assert again.missing([sha256(b"kept"), sha256(b"lost")]) == {sha256(b"lost")}
-    assert not any((tmp_path / "incoming").iterdir())
+    assert not on_the_way(tmp_path)
 
 
 def test_the_longest_unused_goes_first_and_what_is_held_stays(tmp_path: Path) -> None:
@@ -169,7 +159,7 @@ def test_a_file_is_not_closed_under_who_writes_to_it(tmp_path: Path, monkeypatch
         go_on.set()
         work.result(10)
         incoming.write(2, b"aa")
-    assert not list((tmp_path / "incoming").iterdir())
+    assert not on_the_way(tmp_path)
 
 
 def test_what_was_written_is_counted_against_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from modelswap_engine.sources.file import REMEMBERED, FileSource
 from tests.support.checkpoints import SINGLE, Tensor, write_checkpoint
 from tests.support.deltas import folder_of
 from tests.support.memory_places import MemoryPlaces
+from tests.support.stores import on_the_way
 from tests.unit.sources.test_remote_source import NEXT, URI, World, publish
 
 NBYTES = 400_000
@@ -102,7 +103,7 @@ async def test_a_damaged_pack_costs_bytes_and_nothing_else(versions: Versions, a
     await versions.hold()
     await versions.obtain()
     assert versions.world.holds(versions.new)
-    assert not list((versions.world.folder / "store" / "incoming").iterdir())
+    assert not on_the_way(versions.world.folder / "store")
 
 
 @pytest.mark.parametrize("size", [0, 10, 60, 5000])
@@ -171,7 +172,7 @@ async def test_a_mounted_file_that_is_another_now_costs_bytes_only(
         file.write_bytes(file.read_bytes()[:-10] + b"0123456789")
     await versions.obtain()
     assert versions.world.holds(versions.new)
-    assert not list((versions.world.folder / "store" / "incoming").iterdir())
+    assert not on_the_way(versions.world.folder / "store")
 
 
 async def test_a_base_on_a_mount_that_hangs_is_not_waited_for(

@@ -87,9 +87,9 @@ class RemoteAdapter:
         known = {entry.sha256: entry for entry in entries if entry.sha256}
         if known:
             await asyncio.to_thread(self._keep, frozenset(known))
-            await asyncio.to_thread(
-                self._store.damaged, known
-            )  # what was kept is believed once more only if it is right
+            # What was kept is believed once more only if it is right.
+            await asyncio.to_thread(self._store.damaged, known)
+            await asyncio.to_thread(self._store.look, {sha256: entry.nbytes for sha256, entry in known.items()})
             missing = [known[sha256] for sha256 in sorted(self._store.missing(known))]
             await take(self._sharing, missing, store=self._store, travelled=lambda _: None)
         absent = self._store.missing(known)

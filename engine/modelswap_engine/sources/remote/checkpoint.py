@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
-from modelswap_engine.protocol.errors import SourceChanged, SourceUnreadable
+from modelswap_engine.protocol.errors import SourceChanged
 from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources import side_files
 from modelswap_engine.sources.port import Brought, Mounted, Travelled
@@ -70,7 +71,7 @@ class RemoteCheckpoint:
         entries = {self.manifest.by_name[name].sha256: self.manifest.by_name[name] for name in names}
         # Whatever of this version is here already must not make room for the rest of it.
         await asyncio.to_thread(self._store.hold, self.manifest.digest, self._hashes)
-        await asyncio.to_thread(self._store.look, entries)
+        await asyncio.to_thread(self._store.look, {sha256: entry.nbytes for sha256, entry in entries.items()})
         missing = [entries[sha256] for sha256 in sorted(self._store.missing(entries))]
         if not missing:
             return Brought()
@@ -125,7 +126,7 @@ class RemoteCheckpoint:
         side_files.materialise(destination, self.manifest, read_side_files(self._store, self.manifest))
 
     async def unchanged(self, *, suspected: bool = False) -> None:
-        """Nobody writes to the store; where bytes were wrong all the same, those that are damaged go.
+        """What the store has was proved; where bytes were wrong all the same, those that are damaged go.
 
         Raises:
             SourceChanged: some are gone, and are fetched again.
@@ -158,13 +159,11 @@ def read_side_files(store: ContentStore, manifest: Manifest) -> Mapping[str, byt
         SourceUnreadable: the disk.
     """
     found = {}
+    store.look({side.sha256: side.size for side in manifest.side_files})
     for side in manifest.side_files:
-        try:
-            data = store.path(side.sha256).read_bytes()
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            raise SourceUnreadable(f"{side.name}: {error.strerror or error}", details={"file": side.name}) from None
+        stream = store.open_blob(side.sha256)
+        with stream or io.BytesIO() as reading:
+            data = reading.read(side.size)
         if hashlib.sha256(data).hexdigest() != side.sha256:
             store.damaged([side.sha256])
             raise SourceChanged(

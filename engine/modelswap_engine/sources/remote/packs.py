@@ -27,7 +27,8 @@ from modelswap_engine.sources.remote.contents import read_range
 from modelswap_engine.sources.remote.port import FileStat, Folder
 from modelswap_engine.sources.remote.reserving import expected
 from modelswap_engine.sources.threads import MountThreads
-from modelswap_engine.store.content import ContentStore, writing
+from modelswap_engine.store.content import ContentStore
+from modelswap_engine.store.disk import writing
 from modelswap_engine.store.incoming import Incoming
 
 log = logging.getLogger("modelswap.sources")
@@ -153,7 +154,7 @@ class _Run:
                 finally:
                     self._stop.set()
         finally:
-            self.store.let_go(holder)
+            await asyncio.shield(asyncio.to_thread(self.store.let_go, holder))
 
     async def _made(self, incoming: Incoming, route: Route[str]) -> None:
         steps = [Step(self._packs[link.pack], link.entry) for link in route.links]
@@ -168,7 +169,7 @@ class _Run:
     def _base(self, sha256: str) -> ReadBase:
         """Return what reads a tensor that is here."""
         lies = self.lying.get(sha256) if self.store.missing([sha256]) else None
-        return partial(self._read_mounted, lies) if lies is not None else partial(_read_file, self.store.path(sha256))
+        return partial(self._read_mounted, lies) if lies is not None else partial(_read_blob, self.store, sha256)
 
     def _apply(self, steps: Sequence[Step], base: ReadBase | None, incoming: Incoming) -> None:
         at = 0
@@ -216,9 +217,12 @@ class _Run:
         self._stop.set()
 
 
-def _read_file(path: Path, begin: int, view: memoryview) -> None:
-    with path.open("rb", buffering=0) as stream:
-        _fill(view, os.pread(stream.fileno(), len(view), begin), path)
+def _read_blob(store: ContentStore, sha256: str, begin: int, view: memoryview) -> None:
+    stream = store.open_blob(sha256)
+    if stream is None:
+        raise SourceUnreadable(f"{store.path(sha256)}: not there any more", advice="the tensor is fetched whole")
+    with stream:
+        _fill(view, os.pread(stream.fileno(), len(view), begin), store.path(sha256))
 
 
 def _fill(view: memoryview, data: bytes, path: str | Path) -> None:

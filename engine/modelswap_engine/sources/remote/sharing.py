@@ -10,7 +10,8 @@ from typing import Final, Protocol, TypeVar
 
 from modelswap_engine.checkpoint.manifest import TensorEntry
 from modelswap_engine.sources.remote.reserving import expected
-from modelswap_engine.store.content import ContentStore, writing
+from modelswap_engine.store.content import ContentStore
+from modelswap_engine.store.disk import writing
 from modelswap_engine.store.incoming import Incoming
 
 T = TypeVar("T")

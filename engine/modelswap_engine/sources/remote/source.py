@@ -84,7 +84,11 @@ class RemoteSource:
     def _known(self, uri: str) -> tuple[Found, Manifest] | None:
         found = self._records.found(uri)
         manifest = self._records.manifest(found) if found is not None else None
-        if found is None or manifest is None or self._store.missing(side.sha256 for side in manifest.side_files):
+        if found is None or manifest is None:
+            return None
+        side_files = {side.sha256: side.size for side in manifest.side_files}
+        self._store.look(side_files)
+        if self._store.missing(side_files):
             return None
         return found, manifest
 
