@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -72,3 +72,13 @@ def test_big_files_come_from_another_host_that_refuses_the_hubs_token(hub: Hub) 
     part = httpx2.get(redirect.headers["Location"], headers={"Range": "bytes=256-511"})
     assert (part.status_code, part.content) == (206, bytes(range(256)))
     assert httpx2.get(redirect.headers["Location"], headers=headers).status_code == 400
+
+
+def test_the_real_client_takes_what_lies_in_xet_for_that(hub: Hub) -> None:
+    commit = hub.commit("org/xet", FILES)
+    hub.repository("org/xet").xet = True
+    url = hf_hub_url("org/xet", "model.safetensors", endpoint=hub.url)
+    found = get_hf_file_metadata(url, endpoint=hub.url, token=TOKEN).xet_file_data
+    assert found is not None
+    assert found.refresh_route == f"{hub.url}/api/models/org/xet/xet-read-token/{commit}"
+    assert get_hf_file_metadata(url.replace("model.safetensors", "config.json"), token=TOKEN).xet_file_data is None

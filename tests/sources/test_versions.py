@@ -18,7 +18,7 @@ from modelswap_engine.sources.remote.source import RemoteSource
 from modelswap_engine.store.content import ContentStore
 from tests.support.checkpoints import Tensor, write_checkpoint
 from tests.support.servers.faults import Truncated, WrongRange, throttled
-from tests.support.servers.places import NAMED, Place
+from tests.support.servers.places import NAMED, HubPlace, Place
 
 pytestmark = pytest.mark.sources
 
@@ -62,6 +62,21 @@ async def test_only_what_changed_leaves_the_server(place: Place, tmp_path: Path)
     place.proxy.forget()
     assert (await resolved.obtain(list(NEW))).source == len(CHANGED) * SIZE
     assert place.proxy.sent() <= 1.02 * len(CHANGED) * SIZE
+
+
+async def test_what_a_hub_keeps_in_xet_travels_by_ranges_too(hub_place: HubPlace, tmp_path: Path) -> None:
+    """Its bridge names files by another hash; ours are of the bytes."""
+    hub_place.hub.repository(hub_place.name).xet = True
+    await publish(hub_place, tmp_path / "old", OLD)
+    pod = source(hub_place, tmp_path / "pod")
+    assert await fetched(pod, hub_place) == len(OLD) * SIZE
+    new = await publish(hub_place, tmp_path / "new", NEW)
+    resolved = await pod.resolve(hub_place.uri, credentials=NAMED)
+    assert resolved.manifest.digest == new.digest
+    hub_place.proxy.forget()
+    assert (await resolved.obtain(list(NEW))).source == len(CHANGED) * SIZE
+    assert hub_place.proxy.sent("/xet-bridge/") <= 1.02 * len(CHANGED) * SIZE
+    assert hub_place.proxy.sent() == hub_place.proxy.sent("/xet-bridge/")
 
 
 async def test_faults_on_the_way_cost_time_and_nothing_else(place: Place, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """``hf://org/repository[@revision][/folder]``: models on a hub that speaks Hugging Face's protocol.
 
 A revision is resolved to a commit once, when the folder is opened, and all that is read is of that commit. Bytes come
-by ranges from ``/resolve``, also of files that the hub keeps in Xet. The library of the hub is not used for it: it
-reads tokens and settings of its own accord, shares one client between all users, and downloads whole files.
+by ranges from ``/resolve``, also of files that the hub keeps in Xet: for these it sends to a bridge. The library of the
+hub is not used for it: it reads tokens and settings of its own accord, shares one client between all users, and
+downloads whole files; that of Xet connects to wherever a server says.
 """
 
 import asyncio
