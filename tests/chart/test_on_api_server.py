@@ -63,7 +63,7 @@ def test_only_a_folder_of_the_node_keeps_a_pod_from_being_restricted(rest: Rest,
     (template,) = pod_templates(charts.template("modelswap-engine", values))
     answer = create_pod(rest, template)
     assert answer.status == 403
-    assert 'use restricted volume type "hostPath"' in answer.message
+    assert 'restricted volume type "hostPath"' in answer.message
     for other in ("Privilege", "runAs", "seccomp", "capabilities", "host ports", "host namespaces"):
         assert other not in answer.message
 

@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -194,16 +195,27 @@ def test_one_that_never_ends_is_named(tmp_path: Path) -> None:
     assert sum(waited) == pytest.approx(1.0)
 
 
-def test_pins_are_not_overtaken(tmp_path: Path) -> None:
-    """Of two holds at the same time none is lost."""
+def test_of_two_holds_at_the_same_time_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was first to say so may be the last to write it."""
     one, other = opened(tmp_path, limit=8, shared=True), opened(tmp_path, limit=8, shared=True)
     one.put(sha256(A), A)
     one.put(sha256(B), B)
-    work = [threading.Thread(target=one.hold, args=[name, [name]]) for name in NAMES]
-    for thread in work:
-        thread.start()
-    for thread in work:
-        thread.join()
+    pin, begun, go_on = Members.pin, threading.Event(), threading.Event()
+
+    def slowly(self: Members, hashes: Collection[str]) -> None:
+        first = not begun.is_set()
+        begun.set()
+        assert not first or go_on.wait(10)
+        pin(self, hashes)
+
+    monkeypatch.setattr(Members, "pin", slowly)
+    with ThreadPoolExecutor() as pool:
+        holds = [pool.submit(one.hold, "v1", [sha256(A)])]
+        assert begun.wait(10)
+        holds.append(pool.submit(one.hold, "v2", [sha256(B)]))
+        wait(holds, timeout=0.2, return_when=FIRST_COMPLETED)  # neither ends, unless one overtakes the other
+        go_on.set()
+        for hold in holds:
+            hold.result(10)
     with pytest.raises(InsufficientDisk):
         other.expect([("", 1)])
-    assert os.path.exists(one.path(sha256(A)))
