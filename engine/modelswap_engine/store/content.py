@@ -111,7 +111,7 @@ class ContentStore:
         right = prove(
             {
                 sha256: self.path(sha256)
-                for sha256, stamp in before.items()
+                for sha256, stamp in sorted(before.items(), key=lambda item: sizes[item[0]], reverse=True)
                 if stamp is not None and stamp.size == sizes[sha256]
             }
         )
