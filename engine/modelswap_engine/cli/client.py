@@ -57,6 +57,7 @@ class Trust:
                 f"authorities {self.ca_file}: {error.strerror or error}", advice=f"{CA_VARIABLE} names a PEM file"
             ) from None
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate authority may stand for itself
         if not self.checked:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context

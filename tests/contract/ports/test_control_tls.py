@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from modelswap_engine.http.spool import Spool
 from modelswap_engine.http.tls import Certificate, certified
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.errors import BadRequest, Unauthenticated, Unavailable
+from modelswap_engine.sources.peers.client import Access
 from modelswap_engine.swap.clock import SystemClock
 from modelswap_operator.cli.doctor import _readyz
 from modelswap_operator.cli.engines import Engines
@@ -32,6 +33,7 @@ from tests.support.serve import Served
 
 NAME = "modelswap-control.team.svc"
 AUTHORITY = trustme.CA()
+Believing = Callable[[Path], ssl.SSLContext]
 
 
 class Ticks(SystemClock):
@@ -127,6 +129,26 @@ async def test_files_that_do_not_belong_together_change_nothing_until_they_do(fi
         put(files.key, other.key.read_bytes())
         await clock.tick()
         assert await serial(port) != first
+
+
+@pytest.mark.parametrize(
+    "believing",
+    [
+        lambda file: Trust(ca_file=file, server_name=NAME).context(),
+        lambda file: Access(token_file=None, tls=True, ca_file=file, server_name=NAME).read()[1],
+    ],
+    ids=["command line", "peer"],
+)
+async def test_an_intermediate_authority_stands_for_itself(tmp_path: Path, believing: Believing) -> None:
+    """Where an issuer's own certificate is signed by another, cert-manager calls the issuer's ``ca.crt``."""
+    issuer, authorities = AUTHORITY.create_child_ca(), tmp_path / "ca.crt"
+    issuer.cert_pem.write_to_path(authorities)
+    async with (
+        served(write_pair(issuer, tmp_path / "tls", NAME), Ticks()) as port,
+        ClientSession(f"https://127.0.0.1:{port}") as session,
+        session.get("/", ssl=believing(authorities), server_hostname=NAME) as answer,
+    ):
+        assert await answer.text() == "1"
 
 
 def _encrypted(files: Files) -> None:
