@@ -26,7 +26,7 @@ trap ended EXIT
 # What lanes drive is built before them and not by the first test that asks: cold, this takes minutes, and its progress should be seen.
 hack/kind/tools.sh helm
 hack/servers/build.sh
-[ -z "${FULL:-}" ] || hack/promtool/build.sh
+[ -z "${FULL:-}" ] || { hack/promtool/build.sh; hack/certmanager/build.sh; }
 lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster and not engine and not sources$full" tests
 lane "sources: real servers, with faults" -n 2 --dist loadfile -m "sources and not model and not cluster and not engine$full" tests
 lane "model: real worker processes, tiny models" -n 2 --dist loadfile -m "model and not cluster$full" tests

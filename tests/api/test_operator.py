@@ -242,7 +242,7 @@ async def test_a_new_pod_counts_once_ready_and_is_brought_along(slot: Slot) -> N
     late = await slot.add_pod(V10, ready=False)
     await eventually(lambda: slot.object()["status"]["podCounts"]["excluded"] == 1, what=slot.story)
     assert slot.condition("Ready") == ("True", "Succeeded")
-    slot.set_ready(late, True)
+    slot.set_ready(late.name, True)
     await eventually(lambda: slot.serving() == ["1.1"] * 3, what=slot.story)
     await slot.ready_at(V11)
 

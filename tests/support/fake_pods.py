@@ -67,42 +67,35 @@ class Slot:
     ) -> FakePod:
         sidecar = FakeSidecar(pod_uid="", contents=self.contents, live=serving)
         port = await sidecar.start("127.0.0.1", 0, tls=tls)
-        port_name = "modelswap" if tls is None else "modelswap-tls"
         name = f"{self.name}-{len(self.pods) + 1}"
-        body = {
-            "metadata": {"name": name, "labels": {"modelswap.dev/slot": self.name}},
-            "spec": {
-                "nodeName": "node-1",
-                "containers": [
-                    {
-                        "name": "engine",
-                        "image": "none",
-                        "ports": [{"name": port_name, "containerPort": port}],
-                    }
-                ],
-            },
-        }
-        made = self._rest.call("POST", self._core("pods"), body).accepted()
-        sidecar.pod_uid = made["metadata"]["uid"]
+        sidecar.pod_uid = self.make_pod(name, port=port, tls=tls is not None)
         sidecar.adapters = SimAdapters(pod_uid=sidecar.pod_uid, contents=self.adapter_contents)
         found = self.assignment()
         sidecar.adapters.restart(found, serving.digest if serving is not None else "")
         sidecar.audience = sidecar.pod_uid if secured else None
         pod = FakePod(name, sidecar.pod_uid, sidecar)
         self.pods.append(pod)
-        self.set_ready(pod, ready)
+        self.set_ready(pod.name, ready)
         return pod
 
-    def set_ready(self, pod: FakePod, ready: bool) -> None:
+    def make_pod(self, name: str, *, port: int, tls: bool) -> str:
+        """Make a pod whose control port is this one of loopback, and return its UID."""
+        ports = [{"name": "modelswap-tls" if tls else "modelswap", "containerPort": port}]
+        body = {
+            "metadata": {"name": name, "labels": {"modelswap.dev/slot": self.name}},
+            "spec": {"nodeName": "node-1", "containers": [{"name": "engine", "image": "none", "ports": ports}]},
+        }
+        return str(self._rest.call("POST", self._core("pods"), body).accepted()["metadata"]["uid"])
+
+    def set_ready(self, pod: str, ready: bool) -> None:
+        """Say whether a pod is Ready, as its kubelet would."""
         status = {
             "phase": "Running",
             "podIP": "127.0.0.1",
             "podIPs": [{"ip": "127.0.0.1"}],
             "conditions": [{"type": "Ready", "status": str(ready)}],
         }
-        self._rest.call(
-            "PATCH", f"{self._core('pods')}/{pod.name}/status", {"status": status}, content=MERGE
-        ).accepted()
+        self._rest.call("PATCH", f"{self._core('pods')}/{pod}/status", {"status": status}, content=MERGE).accepted()
 
     def delete_pod(self, pod: FakePod) -> None:
         self._rest.call("DELETE", f"{self._core('pods')}/{pod.name}", {"gracePeriodSeconds": 0}).accepted()
