@@ -41,7 +41,7 @@ def certified(
     home = tmp_path_factory.mktemp("certified")
     disjoint_pair(home / "models")
     found = Certified(definitions, rest, home, models=home / "models")
-    found.believe(authorities.secret(CA)["ca.crt"])
+    found.tell(authorities.secret(CA)["ca.crt"])
     found.certificates.apply(found.certificate())
     found.bring()
     found.start()
@@ -95,7 +95,7 @@ async def test_the_authoritys_own_renewal_needs_nothing_because_its_key_stays(
         running.certificates.renew(running.name)
     assert running.certificates.secret(running.name)["ca.crt"] == authorities.secret(CA)["ca.crt"] != before["ca.crt"]
     await running.changes()
-    running.believe(authorities.secret(CA)["ca.crt"])
+    await running.believe(authorities.secret(CA)["ca.crt"])
     await running.changes()
 
 
@@ -112,9 +112,9 @@ async def test_a_certificate_of_another_authority_is_refused_until_the_operator_
         lambda: running.slot.condition("Ready") == ("Unknown", "EngineTlsRefused"), what=running.slot.story
     )
     assert "unable to get local issuer certificate" in running.slot.message()
-    running.believe(before["ca.crt"], after)
+    await running.believe(before["ca.crt"], after)
     await running.slot.ready_at(running.versions[0])
     assert running.engine.state(running.ca_file).live == live
     await running.changes()
-    running.believe(after)
+    await running.believe(after)
     await running.changes()

@@ -8,6 +8,7 @@ only.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -33,6 +34,7 @@ from tests.support.serve import SMALL, STRICT, environment
 NAMESPACE, NAME = "certified", "chat"
 SERVER_NAME = f"modelswap-control.{NAMESPACE}.svc"
 _VALUES = CHARTS / "modelswap-engine" / "ci" / "control-tls-values.yaml"
+_READ_AGAIN = "the authorities of control ports have changed"
 _OPERATOR_VALUES = {"controlTls": {"mode": "Required", "ca": {"configMap": "control-ca"}}}
 
 
@@ -77,10 +79,12 @@ class Certified:
     """One slot of one pod, its operator, and what certificates both have."""
 
     engine: CertifiedEngine
+    _told: tuple[bytes, ...]
 
     def __init__(self, server: ApiServer, rest: Rest, home: Path, *, models: Path) -> None:
         self._home, self._models, self._charts = home, models, Charts(home)
         self._tls, self._authorities = Volume(home / "tls"), Volume(home / "ca")
+        self._numbers, self._told = itertools.count(1), ()
         self.operator = OperatorProcess(server, home, account=granted(server, rest, home, namespace=NAMESPACE))
         self.slot = Slot(rest, namespace=NAMESPACE, name=NAME, contents={})
         self.certificates = Certificates(server, NAMESPACE)
@@ -93,9 +97,16 @@ class Certified:
         thing = one(self._rendered(), "Certificate")
         return {**thing, "spec": {**thing["spec"], **spec}}
 
-    def believe(self, *authorities: bytes) -> None:
-        """Have the operator's ConfigMap hold these authorities."""
-        self._authorities.bring({"ca.crt": b"".join(authorities)})
+    def tell(self, *authorities: bytes) -> None:
+        """Have the operator's ConfigMap hold these authorities, in a file that is like none before."""
+        self._told = authorities
+        self._authorities.bring({"ca.crt": b"".join([*authorities, f"# {next(self._numbers)}\n".encode()])})
+
+    async def believe(self, *authorities: bytes) -> None:
+        """Tell the operator, and wait until it goes by that: its connections are new from then on."""
+        read = self.operator.log().count(_READ_AGAIN)
+        self.tell(*authorities)
+        await eventually(lambda: self.operator.log().count(_READ_AGAIN) > read, what=self.operator.log)
 
     def bring(self) -> None:
         """Bring the engine its Secret, as far as the chart mounts it."""
@@ -106,12 +117,13 @@ class Certified:
 
     @contextlib.asynccontextmanager
     async def another(self) -> AsyncIterator[None]:
-        """What is done meanwhile leads to another certificate: wait until the engine was brought it, and shows it."""
+        """What is done meanwhile leads to another certificate: have it shown, and the operator's connections be new."""
         shown, revision = self.engine.shown(), self.certificates.revision(self.name)
         yield
         await eventually(lambda: self.certificates.revision(self.name) > revision)
         self.bring()
         await eventually(lambda: self.engine.shown() != shown, what=self.engine.child.tail)
+        await self.believe(*self._told)
 
     def start(self) -> None:
         """Start operator and engine with the options of their charts."""
