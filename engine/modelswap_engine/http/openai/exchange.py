@@ -45,6 +45,7 @@ class Outcome:
         self._on_lost = on_lost
         self._started = clock()
         self._result = OK
+        self._waited: float | None = None
         self.admitted: VersionRef | None = None
 
     def __enter__(self) -> "Outcome":
@@ -59,12 +60,19 @@ class Outcome:
             self._result = DISCONNECTED
         elif error is not None:
             self._result = FAILED
+        self.sent()
         self._metrics.count_request(self.admitted, self._result)
 
     def let_in(self, live: VersionRef) -> None:
         """Say which version the request was let in to."""
         self.admitted = live
-        self._metrics.let_in(live.version, self._clock() - self._started)
+        self._waited = self._clock() - self._started
+
+    def sent(self) -> None:
+        """Say that the engine has the request; what was noted until then is counted now, while it works."""
+        if self.admitted is not None and self._waited is not None:
+            self._metrics.let_in(self.admitted.version, self._waited)
+            self._waited = None
 
     def first_token(self) -> None:
         """Record the time to the first token."""

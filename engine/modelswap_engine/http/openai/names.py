@@ -1,7 +1,7 @@
 """The model names of a data port: the base, the adapters on it, and what requests that name another one are told."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 from aiohttp import web
 
@@ -57,20 +57,22 @@ class Names:
         if name != self._served and not (self._adapters is not None and self._adapters.has(name)):
             raise self._no_model(name)
 
-    @asynccontextmanager
-    async def adapter(self, name: str) -> AsyncIterator[Entry | None]:
-        """Have the adapter that a model name asks for, None for the base; never the base in its place.
+    def adapter(self, name: str) -> AbstractAsyncContextManager[Entry | None]:
+        """Return a context with the adapter that a model name asks for, None for the base; never the base in its place.
 
         Raises:
-            ModelNotFound: the name leads nowhere any more.
-            SlotsBusy, NotReady, WorkerLost: not now.
+            ModelNotFound: on entering, the name leads nowhere any more.
+            SlotsBusy, NotReady, WorkerLost: on entering, not now.
         """
         if self._adapters is None or name == self._served:
-            yield None
-            return
+            return nullcontext()
+        return self._use(name, self._adapters)
+
+    @asynccontextmanager
+    async def _use(self, name: str, adapters: AdapterDesk) -> AsyncIterator[Entry]:
         async with AsyncExitStack() as stack:
             try:
-                entry = await stack.enter_async_context(self._adapters.use(name))
+                entry = await stack.enter_async_context(adapters.use(name))
             except AdapterNotFound:
                 raise self._no_model(name) from None
             yield entry

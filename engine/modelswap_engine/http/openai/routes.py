@@ -138,6 +138,7 @@ class DataPort:
                     tokens.append(self._backend.generate(one))
                     streams.push_async_callback(tokens[-1].aclose)
                 admission.submitted()
+                outcome.sent()
                 answers = [
                     Answer(
                         stream,

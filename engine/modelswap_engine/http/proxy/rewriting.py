@@ -47,9 +47,9 @@ def read(body: bytes, route: Route, dialect: Dialect) -> Asked:
         InvalidValue, UnsupportedParameter: a field cannot be let through.
     """
     fields = decode(body, dict[str, msgspec.Raw])
-    for refused, why in dialect.refused.items():
+    for refused in sorted(dialect.refused.keys() & fields.keys()):
         if _value(fields, refused) not in (None, False):
-            raise UnsupportedParameter.of(refused, f"is not let through: {why}")
+            raise UnsupportedParameter.of(refused, f"is not let through: {dialect.refused[refused]}")
     if route.naming is Naming.MODEL and dialect.prefixed and _value(fields, ADAPTER) is not None:
         raise UnsupportedParameter.of(ADAPTER, "is not let through: name the adapter as the model")
     field = MODEL if route.naming is Naming.MODEL else ADAPTER
@@ -117,7 +117,7 @@ def _salted(own: Any, salt: str, *, field: str) -> str | list[str]:
 
 def _value(fields: Fields, name: str) -> Any:
     raw = fields.get(name)
-    return None if raw is None else decode(bytes(raw), object)
+    return None if raw is None else decode(raw, object)
 
 
 def _raw(value: object) -> msgspec.Raw:
@@ -146,6 +146,9 @@ class Renamer:
         if not self._needles:
             return piece
         data = self._held + piece
+        if data.endswith(b"\n"):  # as whole events do; no name has one, so none has begun
+            self._held = b""
+            return self._pattern.sub(self._replaced, data)
         out, end = [], 0
         for found in self._pattern.finditer(data):
             out += [data[end : found.start()], self._wanted]
@@ -159,6 +162,9 @@ class Renamer:
         """Return what was held back: it was not a name after all."""
         held, self._held = self._held, b""
         return held
+
+    def _replaced(self, _: "re.Match[bytes]") -> bytes:
+        return self._wanted
 
     def _begun(self, data: bytes, *, since: int) -> int:
         """Return how many bytes at the end may be the beginning of a name."""
