@@ -5,18 +5,23 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
 from modelswap_engine.http.proxy import rewriting
+from modelswap_engine.http.proxy.connection import head_of
 from modelswap_engine.http.proxy.dialects import SGLANG, VLLM, Dialect, Naming
 from modelswap_engine.http.proxy.events import Cutter
 from modelswap_engine.http.proxy.headers import to_client, to_engine
 from modelswap_engine.http.proxy.rewriting import Renamer
+from modelswap_engine.protocol.errors import BadRequest
 
 NAMES = st.text(min_size=1, max_size=6)
 PARTS = st.lists(
     st.one_of(
         st.binary(max_size=8),
-        st.sampled_from([b'"model":', b'"model": ', b'"tiny"', b'"', b'"mod', b'"model":"tiny"', b'"model": "tiny"']),
+        st.sampled_from(
+            [b"\n", b'"model":', b'"model": ', b'"tiny"', b'"', b'"mod', b'"model":"tiny"', b'"model": "tiny"']
+        ),
     ),
     max_size=12,
 )
@@ -108,8 +113,23 @@ def test_no_header_of_one_connection_or_of_ours_passes(headers: dict[str, str]) 
         if key.lower() == "connection"
         for token in value.split(",")
     }
-    for passed in (to_client(headers), to_engine(headers, request_id="r")):
+    came = CIMultiDict(headers)
+    for passed in (to_client(came), dict(to_engine(came, request_id="r"))):
         kept = {key.lower() for key in passed} - {"accept-encoding", "content-type", "x-request-id"}
         assert not kept & (named | {"connection", "transfer-encoding", "content-length", "upgrade", "te"})
         assert not any(key.startswith("x-modelswap-") for key in kept)
         assert kept <= {key.lower() for key in headers}
+
+
+@given(headers=st.lists(st.tuples(HEADER, st.text(alphabet="ab: \t\r\n\0\x7f\xe9", max_size=6)), max_size=4))
+def test_a_head_has_the_lines_it_was_made_of_or_is_refused(headers: list[tuple[str, str]]) -> None:
+    """Whatever stands in a header, it is neither another header nor the end of the head."""
+    try:
+        head = head_of("POST", "/v1/completions", host="engine", headers=headers, length=3)
+    except BadRequest:
+        assert any(not letter.isprintable() for _, value in headers for letter in value)
+        return
+    lines = head.decode("utf-8", "surrogateescape").split("\r\n")
+    wanted = ["Host: engine", "Content-Length: 3", *(f"{name}: {value}" for name, value in headers)]
+    assert lines == ["POST /v1/completions HTTP/1.1", *wanted, "", ""]
+    assert head.count(b"\n") == len(wanted) + 2

@@ -64,8 +64,10 @@ async def open_proxy(
     *,
     dialect: Dialect = VLLM,
     silent_seconds: float = 20.0,
+    idle_seconds: float = 2.0,
     write_seconds: float = 20.0,
     max_requests: int = MAX_REQUESTS,
+    max_body: int = MAX_BODY,
     look_seconds: float = BOUNDS.watch,
 ) -> AsyncIterator[ProxyPorts]:
     """Serve version 1.0 through a proxy."""
@@ -83,7 +85,11 @@ async def open_proxy(
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(world.running())
         upstream = await stack.enter_async_context(
-            Upstream(UpstreamSettings(url=upstream_url, connect_seconds=5, silent_seconds=silent_seconds))
+            Upstream(
+                UpstreamSettings(
+                    url=upstream_url, connect_seconds=5, silent_seconds=silent_seconds, idle_seconds=idle_seconds
+                )
+            )
         )
         app = proxy_app(
             coordinator=world.coordinator,
@@ -94,7 +100,7 @@ async def open_proxy(
             settings=ProxySettings(
                 served_model_name=SERVED,
                 max_requests=max_requests,
-                max_body_bytes=MAX_BODY,
+                max_body_bytes=max_body,
                 write_seconds=write_seconds,
             ),
             base=lambda: BASE,

@@ -6,11 +6,9 @@ that is no stream is gathered up to a bound, so that what goes wrong meanwhile i
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-import aiohttp
 from aiohttp import web
 
 from modelswap_engine.http.errors import body_of, internal
@@ -20,10 +18,11 @@ from modelswap_engine.http.proxy.events import Cutter
 from modelswap_engine.http.proxy.flights import Flight
 from modelswap_engine.http.proxy.headers import to_client
 from modelswap_engine.http.proxy.rewriting import Renamer
-from modelswap_engine.http.proxy.upstream import Upstream
+from modelswap_engine.http.proxy.upstream import Answer
 from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.errors import ErrorEnvelope, ModelswapError
 
+_EVENTS: Final = "text/event-stream"
 GATHERED: Final = 1 << 20
 """Bytes of an answer that is no stream which are held until it is whole; a larger one is passed on as it comes."""
 
@@ -33,7 +32,6 @@ class Exchange:
     """What is needed to pass one answer on.
 
     Attributes:
-        upstream: reads what the engine sends.
         flight: the request, while the engine has it.
         outcome: counts it.
         renamer: gives the model the client's name.
@@ -42,7 +40,6 @@ class Exchange:
         write_seconds: how long one write may wait for a client that does not read.
     """
 
-    upstream: Upstream
     flight: Flight
     outcome: Outcome
     renamer: Renamer
@@ -50,33 +47,31 @@ class Exchange:
     trusted: Callable[[], bool]
     write_seconds: float
 
-    async def answer(self, request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def answer(self, request: web.Request, found: Answer) -> web.StreamResponse:
         """Pass the answer on."""
         self.outcome.answered(found.status)
-        if found.content_type == "text/event-stream":
+        if found.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _EVENTS:
             return await self._events(request, found)
         return await self._whole(request, found)
 
-    async def _whole(self, request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _whole(self, request: web.Request, found: Answer) -> web.StreamResponse:
         gathered = bytearray()
-        async with self.flight.leash(), aclosing(self.upstream.pieces(found)) as pieces:
-            async for piece in pieces:
-                gathered += self.renamer.feed(piece)
-                if len(gathered) > GATHERED:
-                    break
-            else:
-                gathered += self.renamer.finish()
-                self._check()
-                return web.Response(status=found.status, headers=self._headers(found), body=bytes(gathered))
+        async with self.flight:
+            while len(gathered) <= GATHERED:
+                piece = await found.piece()
+                gathered += self.renamer.feed(piece) if piece else self.renamer.finish()
+                if not piece:
+                    self._check()
+                    return web.Response(status=found.status, headers=self._headers(found), body=bytes(gathered))
         return await self._large(request, found, bytes(gathered))
 
-    async def _large(self, request: web.Request, found: aiohttp.ClientResponse, begun: bytes) -> web.StreamResponse:
+    async def _large(self, request: web.Request, found: Answer, begun: bytes) -> web.StreamResponse:
         response = web.StreamResponse(status=found.status, headers=self._headers(found))
         await response.prepare(request)
         try:
-            async with self.flight.leash():
+            async with self.flight:
                 await self._write(request, response, begun)
-                async for piece in self.upstream.pieces(found):
+                while piece := await found.piece():
                     await self._write(request, response, self.renamer.feed(piece))
                 await self._write(request, response, self.renamer.finish())
         except ModelswapError as error:
@@ -85,11 +80,11 @@ class Exchange:
             _break_off(request)
         return response
 
-    async def _events(self, request: web.Request, found: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _events(self, request: web.Request, found: Answer) -> web.StreamResponse:
         response = web.StreamResponse(status=found.status, headers=self._headers(found))
         await response.prepare(request)
         try:
-            async with self.flight.leash():
+            async with self.flight:
                 await self._pass_on(request, response, found)
         except ModelswapError as error:
             await self._tell(request, response, error)
@@ -100,15 +95,15 @@ class Exchange:
         await self._bounded(request, response.write_eof())
         return response
 
-    async def _pass_on(self, request: web.Request, response: web.StreamResponse, found: aiohttp.ClientResponse) -> None:
+    async def _pass_on(self, request: web.Request, response: web.StreamResponse, found: Answer) -> None:
         cutter, first = Cutter(), True
-        async for piece in self.upstream.pieces(found):
+        while piece := await found.piece():
             self._check()
             events = cutter.feed(piece)
+            await self._write(request, response, self.renamer.feed(events))
             if first and events:
                 self.outcome.first_token()
                 first = False
-            await self._write(request, response, self.renamer.feed(events))
         await self._write(request, response, self.renamer.feed(cutter.finish()) + self.renamer.finish())
 
     async def _tell(self, request: web.Request, response: web.StreamResponse, error: ModelswapError) -> None:
@@ -120,7 +115,7 @@ class Exchange:
         if not self.trusted():
             raise Interrupted("the live weights are not those of the version they should be", advice="send it again")
 
-    def _headers(self, found: aiohttp.ClientResponse) -> Mapping[str, str]:
+    def _headers(self, found: Answer) -> Mapping[str, str]:
         headers = to_client(found.headers)
         headers.update(self.headers)
         return headers

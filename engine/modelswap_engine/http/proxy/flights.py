@@ -1,40 +1,45 @@
 """The requests that clients have in the engine: counted, and ended all at once when a swap says so."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
 
 from modelswap_engine.http.openai.errors import Interrupted
 from modelswap_engine.protocol.errors import NotReady
 
 
 class Flight:
-    """One request that the engine has, or is about to have."""
+    """One request that the engine has, or is about to have.
+
+    As a context, which can be entered more than once, it is a leash: what is within is done unless the request is ended
+    first. Leaving it raises:
+        Interrupted: it was.
+    """
 
     def __init__(self) -> None:
         self._ended = False
         self._leash: asyncio.Timeout | None = None
 
-    @asynccontextmanager
-    async def leash(self) -> AsyncIterator[None]:
-        """Do what is within, unless the request is ended first.
+    async def __aenter__(self) -> None:
+        self._leash = asyncio.timeout(None)
+        await self._leash.__aenter__()
+        if self._ended:
+            self._pull()
 
-        Raises:
-            Interrupted: it was.
-        """
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leash, self._leash = self._leash, None
+        assert leash is not None  # noqa: S101
         try:
-            async with asyncio.timeout(None) as self._leash:
-                if self._ended:
-                    self._pull()
-                yield
+            await leash.__aexit__(kind, error, trace)
         except TimeoutError:
             if not self._ended:
                 raise
             raise Interrupted(
                 "the request was ended because the engine changes its weights", advice="send it again"
             ) from None
-        finally:
-            self._leash = None
 
     def end(self) -> None:
         """End it."""

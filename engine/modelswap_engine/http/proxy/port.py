@@ -8,7 +8,6 @@ contexts are left in reverse, each exactly once, however the request ends.
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -149,8 +148,10 @@ class ProxyPort:
     async def metrics(self, request: web.Request) -> web.Response:
         """Show the engine's own metrics, which nobody else could ask for."""
         headers = {"Accept": request.headers.get("Accept", "*/*"), "Accept-Encoding": "identity"}
-        async with self._upstream.ask("GET", "/metrics", headers=headers) as found:
-            body = await self._upstream.gathered(found, limit=_METRICS_BYTES)
+        with self._upstream.call() as call:
+            await call.send("GET", "/metrics", headers=headers.items())
+            found = await call.answer()
+            body = await found.gathered(limit=_METRICS_BYTES)
             return web.Response(status=found.status, headers=to_client(found.headers), body=body)
 
     async def forward(self, route: Route, request: web.Request) -> web.StreamResponse:
@@ -175,24 +176,24 @@ class ProxyPort:
     async def _exchange(
         self, request: web.Request, guest: "_Guest", flight: Flight, outcome: Outcome
     ) -> web.StreamResponse:
-        async with AsyncExitStack() as stack:
-            async with flight.leash():
+        with self._upstream.call() as call:
+            async with flight:
                 body = await _aside(guest.size, partial(self._written, guest))
                 if not self._coordinator.serves(guest.live.digest):
                     raise NotReady("another version was loaded while the request was read", advice="send it again")
                 headers = to_engine(request.headers, request_id=guest.id)
-                found = await stack.enter_async_context(
-                    self._upstream.ask("POST", guest.route.path, body=body, headers=headers)
+                await call.send("POST", guest.route.path, headers=headers, body=body)
+                # What follows is done while the engine works.
+                outcome.sent()
+                exchange = Exchange(
+                    flight=flight,
+                    outcome=outcome,
+                    renamer=self._renamer(guest),
+                    headers=guest.headers(),
+                    trusted=lambda: self._coordinator.trusted,
+                    write_seconds=self._settings.write_seconds,
                 )
-            exchange = Exchange(
-                upstream=self._upstream,
-                flight=flight,
-                outcome=outcome,
-                renamer=self._renamer(guest),
-                headers=guest.headers(),
-                trusted=lambda: self._coordinator.trusted,
-                write_seconds=self._settings.write_seconds,
-            )
+                found = await call.answer()
             return await exchange.answer(request, found)
 
     def _written(self, guest: "_Guest") -> bytes:
