@@ -10,7 +10,8 @@ from modelswap_engine.backends.external.handshake import Boot
 def _added(boot: Boot) -> Sequence[str]:
     # The version label is how a restart shows where nothing of ours runs inside the engine: it is back at what was
     # loaded at the start.
-    return [*address(boot), "--admin-api-key", boot.admin_key, "--weight-version", boot.digest]
+    # The key in one word with its option: one that begins with a dash would be taken for an option of its own.
+    return [*address(boot), f"--admin-api-key={boot.admin_key}", "--weight-version", boot.digest]
 
 
 RULES: Final = Rules(
