@@ -6,19 +6,27 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
 from modelswap_engine.protocol.policy import VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support import rank_faults
+from tests.support.adapter_traffic import command, load, say
+from tests.support.adapters import LINEAR
 from tests.support.cache import REPOSITORY
+from tests.support.engine_ranks import PROMPTS
 from tests.support.engine_world import World, long
+from tests.support.lora import on_both
 from tests.support.models import Pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
-TWO = ("--tensor-parallel-size", "2")
+TWO = (
+    "--tensor-parallel-size", "2", "--enable-lora", "--max-lora-rank", "8", "--max-loras", "1", "--max-cpu-loras", "2",
+)  # fmt: skip
+TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +61,37 @@ async def test_every_rank_proves_the_version(world: World) -> None:
     state = await asyncio.to_thread(world.pod.sidecar.state)
     assert [rank.rank for rank in state.ranks] == [0, 1]
     assert len({rank.boot_id for rank in state.ranks}) == len({rank.pid for rank in state.ranks}) == 2
+
+
+async def test_an_adapter_is_on_every_rank_and_outlives_its_base(world: World) -> None:
+    """Each of its matrices is cut in two, so an answer is right only where both ranks have theirs."""
+    sidecar = world.pod.sidecar
+    folder, wanted = await asyncio.to_thread(
+        on_both, world.pair, "split", PROMPTS, tokens=TOKENS, seed=4, r=4, lora_alpha=8, target_modules=list(LINEAR)
+    )
+    await load(sidecar, "a", folder)
+    one, other = await held(world)
+    assert one == other
+    assert len(one) == 1
+    assert await says(world) == wanted["1.0"]
+    assert await world.ended(await world.begin("1.1")) is SwapState.SERVING
+    assert await says(world) == wanted["1.1"] != wanted["1.0"]
+    await world.serves("1.1")
+    await command(sidecar, "adapter", "unload", "a")
+    assert await held(world) == [[], []]
+    assert "does not exist" in str((await say(sidecar, "a")).error)
+
+
+async def says(world: World) -> list[list[int]]:
+    return await asyncio.gather(*(world.client.ids(prompt, model="a", tokens=TOKENS) for prompt in PROMPTS))
+
+
+async def held(world: World) -> list[list[int]]:
+    """Return the numbers of the adapters that each rank has in its memory."""
+    url, asked = f"{world.tap.url}/collective_rpc", {"method": "list_loras"}
+    async with aiohttp.ClientSession() as session, session.post(url, json=asked) as answer:
+        found: list[list[int]] = (await answer.json())["results"]
+        return found
 
 
 @pytest.mark.parametrize(

@@ -21,21 +21,17 @@ from tests.support.adapter_traffic import (
     swap,
     takes_no_more,
 )
+from tests.support.adapters import LINEAR
 from tests.support.clients import makers
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS
-from tests.support.lora import random_adapter, speaking
+from tests.support.lora import on_both, random_adapter, speaking
 from tests.support.models import Pair, greedy
 from tests.support.serve import Served
-from tests.support.sglang import EXACT, Client, Sglang, with_our_half
+from tests.support.sglang import EXACT, LORA, Client, Sglang, ids, with_our_half
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 HELD = 4
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-LORA = (
-    *EXACT, "--enable-lora", "--max-lora-rank", "8", "--max-loras-per-batch", "2", "--max-loaded-loras", str(HELD),
-    "--lora-backend", "torch_native", "--lora-target-modules", *MODULES,
-)  # fmt: skip
 ASKED = (*PROMPTS, LONG)
 TOKENS = 24
 
@@ -43,7 +39,7 @@ TOKENS = 24
 @pytest.fixture(scope="module")
 def engine(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
     folder = tmp_path_factory.mktemp("sglang-lora")
-    server = Sglang(folder, options=LORA, variables=with_our_half(folder / "beside"))
+    server = Sglang(folder, options=(*EXACT, *LORA), variables=with_our_half(folder / "beside"))
     try:
         yield server.start(pair.old).wait_ready()
     finally:
@@ -92,45 +88,23 @@ async def held(engine: Sglang) -> dict[str, str]:
 
 
 async def test_what_they_answer_is_what_peft_makes_of_them_on_both_versions(served: Served, pair: Pair) -> None:
-    wanted: dict[tuple[str, str], list[list[int]]] = {}
-    for version, base in (("1.0", pair.old), ("1.1", pair.new)):
-        folder = random_adapter(
-            base,
-            pair.old.parent / f"any-{version}",
-            seed=4,
-            spread=0.15,
-            r=4,
-            lora_alpha=8,
-            target_modules=list(MODULES),
-        )
-        wanted["one", version] = greedy(folder.with_name(f"{folder.name}-merged"), ASKED, tokens=TOKENS)
-        wanted["", version] = greedy(base, ASKED, tokens=TOKENS)
-    assert len({str(ids) for ids in wanted.values()}) == 4
+    folder, wanted = on_both(pair, "any", ASKED, tokens=TOKENS, seed=4, r=4, lora_alpha=8, target_modules=list(LINEAR))
+    base = {version: greedy(at, ASKED, tokens=TOKENS) for version, at in (("1.0", pair.old), ("1.1", pair.new))}
+    assert len({str(said) for said in (*wanted.values(), *base.values())}) == 4
+    tokenizer: Any = AutoTokenizer.from_pretrained(pair.old)
+    prompts = [tokenizer(prompt).input_ids for prompt in ASKED]
 
     async def all_say(version: str) -> None:
-        for name in ("", "one"):
-            assert [await ids(served, pair.old, prompt, name) for prompt in ASKED] == wanted[name, version]
+        for name, right in (("", base), ("one", wanted)):
+            said = (ids(served.data_url, prompt, adapter=name, tokens=TOKENS) for prompt in prompts)
+            assert await asyncio.gather(*said) == right[version]
 
-    await load(served, "one", pair.old.parent / "any-1.0")
+    await load(served, "one", folder)
     await all_say("1.0")
     await swap(served, pair.new, "1.1")
     await all_say("1.1")
     await command(served, "rollback")
     await all_say("1.0")
-
-
-async def ids(served: Served, folder: Path, prompt: str, adapter: str) -> list[int]:
-    """Ask for tokens by SGLang's own route, as transformers counts them."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    body = {
-        "input_ids": tokenizer(prompt).input_ids,
-        "sampling_params": sampling,
-        **({"lora_path": adapter} if adapter else {}),
-    }
-    async with aiohttp.ClientSession() as session, session.post(f"{served.data_url}/generate", json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        return list((await answer.json())["output_ids"])
 
 
 async def test_loaded_replaced_and_unloaded_under_load(served: Served, engine: Sglang, spoken: Path) -> None:

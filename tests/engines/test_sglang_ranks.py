@@ -5,22 +5,29 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from transformers import AutoTokenizer
 
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
 from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.states import SwapState
-from tests.support.engine_ranks import SECONDS
+from tests.support.adapter_traffic import command, load, say
+from tests.support.adapters import LINEAR
+from tests.support.engine_ranks import PROMPTS, SECONDS
+from tests.support.lora import on_both
 from tests.support.models import Pair
 from tests.support.proxied import ASKED, Versions, listen, swap
 from tests.support.serve import Served
-from tests.support.sglang import EXACT, Sglang, with_our_half
+from tests.support.sglang import EXACT, LORA, Sglang, ids, with_our_half
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+TOKENS = 24
 
 FAILS = """
 def register():
@@ -54,7 +61,7 @@ def two(pair: Pair, fails: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         "TEST_RANK_FAILS": str(fails),
     }
     add_plugin(folder / "beside")
-    server = Sglang(folder, options=(*EXACT, "--tp", "2"), variables=variables)
+    server = Sglang(folder, options=(*EXACT, *LORA, "--tp", "2"), variables=variables)
     try:
         yield server.start(pair.old).wait_ready()
     finally:
@@ -97,7 +104,7 @@ def sidecar(two: Sglang, versions: Versions, tmp_path_factory: pytest.TempPathFa
 
 async def heard(sidecar: Served) -> list[tuple[str, str]]:
     async with aiohttp.ClientSession() as session:
-        answers = [await listen(session, sidecar.data_url, prompt) for prompt in range(len(ASKED))]
+        answers = await asyncio.gather(*(listen(session, sidecar.data_url, prompt) for prompt in range(len(ASKED))))
     return [(answer.version, answer.text) for answer in answers]
 
 
@@ -118,6 +125,29 @@ async def test_both_ranks_change_or_none(sidecar: Served, versions: Versions, fa
     assert len({rank.pid for rank in state.ranks}) == 2
     checked = await asyncio.to_thread(sidecar.command, "check")
     assert checked.code == 0, checked.out
+
+
+async def test_an_adapter_is_on_both_ranks_and_outlives_its_base(
+    sidecar: Served, versions: Versions, pair: Pair
+) -> None:
+    """Each of its matrices is cut in two, so an answer is right only where both ranks have theirs."""
+    assert (await swap(sidecar, versions, "1.0")).state is SwapState.SERVING
+    folder, wanted = await asyncio.to_thread(
+        on_both, pair, "split", PROMPTS, tokens=TOKENS, seed=4, r=4, lora_alpha=8, target_modules=list(LINEAR)
+    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(pair.old)
+
+    async def says() -> list[list[int]]:
+        prompts = (tokenizer(prompt).input_ids for prompt in PROMPTS)
+        return await asyncio.gather(*(ids(sidecar.data_url, prompt, adapter="a", tokens=TOKENS) for prompt in prompts))
+
+    await load(sidecar, "a", folder)
+    assert await says() == wanted["1.0"]
+    assert (await swap(sidecar, versions, "1.1")).state is SwapState.SERVING
+    assert await says() == wanted["1.1"] != wanted["1.0"]
+    assert await heard(sidecar) == [("1.1", text) for text in versions.texts["1.1"]]
+    await command(sidecar, "adapter", "unload", "a")
+    assert "does not exist" in str((await say(sidecar, "a")).error)
 
 
 async def test_after_a_rank_that_stopped_no_rank_is_asked_again(two: Sglang, sidecar: Served) -> None:

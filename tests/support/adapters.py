@@ -11,6 +11,8 @@ from tests.support.checkpoints import Tensor, safetensors
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MODULE = "model.layers.0.self_attn.q_proj"
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""All linear layers of a block."""
 RANK, INPUTS, OUTPUTS = 2, 4, 6
 LAYOUT = AdapterLayout(
     slots=2,

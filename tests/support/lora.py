@@ -5,6 +5,7 @@ in it was not made by it alone.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from modelswap_engine.lora.digest import adapter_digest
 from modelswap_engine.lora.fit import fit
 from modelswap_engine.protocol.adapters import adapter_id
 from modelswap_engine.sources.file import FileSource
-from tests.support.models import WEIGHTS, vocabulary, write_tokenizer
+from tests.support.models import WEIGHTS, Pair, greedy, vocabulary, write_tokenizer
 
 
 def random_adapter(base: Path, out: Path, *, seed: int, spread: float = 0.3, **config: Any) -> Path:
@@ -37,6 +38,17 @@ def random_adapter(base: Path, out: Path, *, seed: int, spread: float = 0.3, **c
     adapted.merge_and_unload().save_pretrained(merged)
     write_tokenizer(merged)
     return out
+
+
+def on_both(
+    pair: Pair, name: str, asked: Sequence[str], *, tokens: int, **config: Any
+) -> tuple[Path, dict[str, list[list[int]]]]:
+    """Write a random adapter; return it, and what transformers answers with it merged into each version."""
+    wanted = {}
+    for version, base in (("1.0", pair.old), ("1.1", pair.new)):  # the same matrices on either base
+        folder = random_adapter(base, pair.old.parent / f"{name}-{version}", spread=0.15, **config)
+        wanted[version] = greedy(folder.with_name(f"{folder.name}-merged"), asked, tokens=tokens)
+    return folder, wanted
 
 
 def speaking(base: Path, out: Path, letter: str) -> Path:

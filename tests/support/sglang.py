@@ -12,6 +12,7 @@ import aiohttp
 from typer.testing import CliRunner
 
 from modelswap_engine.cli.main import app
+from tests.support.adapters import LINEAR
 from tests.support.cache import HACK
 from tests.support.engines import EngineServer, environment
 from tests.support.free_ports import free_port
@@ -27,6 +28,11 @@ EXACT = tuple(
     "float32" if option == "bfloat16" else option for option in SMALL if option != "--disable-overlap-schedule"
 )
 """With the schedule that SGLang has by itself, and in numbers in which the size of a batch decides no token."""
+
+LORA = (
+    "--enable-lora", "--max-lora-rank", "8", "--max-loras-per-batch", "2", "--max-loaded-loras", "4",
+    "--lora-backend", "torch_native", "--lora-target-modules", *LINEAR,
+)  # fmt: skip
 
 
 def with_our_half(folder: Path) -> dict[str, str]:
@@ -78,6 +84,15 @@ class Sglang:
                 os.killpg(self._server.pid, signal.SIGKILL)
             self._server.stop()
             self._server = None
+
+
+async def ids(url: str, prompt: Sequence[int], *, adapter: str = "", tokens: int) -> list[int]:
+    """Return the greedy answer to tokens as tokens, from an adapter or the base, through whatever is at the address."""
+    sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": sampling, **({"lora_path": adapter} if adapter else {})}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/generate", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        return list((await answer.json())["output_ids"])
 
 
 class Asked:
