@@ -31,7 +31,7 @@ from modelswap_engine.swap.settings import SwapSettings
 from tests.conformance.direct import Nobody
 from tests.support import models as edits
 from tests.support.orders import accepted, digest_of, hashes_of, load_order, ranges, refused, stage_order
-from tests.support.sglang import Client, Sglang
+from tests.support.sglang import Asked, Client, Sglang
 from tests.support.swapping import POD, last, request
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
@@ -316,7 +316,6 @@ async def test_a_failed_answer_is_looked_into_weights_new_cache_old(bench: Bench
     """SGLang answers 400 although the weights have changed, and holds a cache of the old ones."""
     operation = await bench.staged(bench.models.old, bench.models.new, "frozen")
     accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
-    await bench.client.post("/continue_generation", {})
     async with bench.client.streamed(LONG, tokens=300) as made:
         await made(100)  # so that it holds a cache
         await bench.client.post("/pause_generation", {"mode": "in_place"})
@@ -418,13 +417,47 @@ async def test_modes_that_would_leave_a_stale_cache_or_mix_answers_are_refused(b
     assert await bench.holds(bench.models.old)
 
 
-async def test_a_pause_that_was_asked_for_its_health_ends_ready(bench: Bench) -> None:
+class Beside(SglangClient):
+    """Has somebody ask around the one door while SGLang loads a folder."""
+
+    asked: "asyncio.Task[Asked]"
+
+    async def update_from_disk(self, path: str, version: str, *, seconds: float) -> Done:
+        self.asked = asyncio.create_task(self._somebody())
+        await asyncio.sleep(0)  # the question goes out first
+        return await super().update_from_disk(path, version, seconds=seconds)
+
+    async def _somebody(self) -> Asked:
+        client = Client(self._url)
+        try:
+            return await client.ask(LONG, tokens=200)
+        finally:
+            await client.close()
+
+
+async def test_a_request_that_comes_while_the_folder_is_loaded_is_answered_by_one_version(bench: Bench) -> None:
+    client = Beside(bench.server.url)
+    backend = bench.another(client=client)
+    accepted(await backend.load(load_order(bench.models.old)))
+    accepted(await backend.stage(bench.order(bench.models.old, bench.models.new, "beside")))
+    accepted(await backend.prepare("beside"))
+    accepted(await backend.pause("beside", timeout=20, policy=RequestPolicy.NONE_RUNNING))
+    accepted(await backend.commit("beside", RequestPolicy.NONE_RUNNING))
+    accepted(await backend.verify("beside", strict=True))
+    accepted(await backend.resume("beside"))
+    answer = await client.asked
+    assert len(answer.versions) == 1
+    assert {token < edits.HALF for token in answer.tokens} == {answer.versions == [digest_of(bench.models.old)]}
+    assert (await backend.hashes("*")).tensors == hashes_of(bench.models.new)
+    await backend.stop()
+
+
+async def test_a_pause_that_somebody_left_and_asked_for_its_health_ends_ready(bench: Bench) -> None:
     """A health probe during a long pause makes SGLang hold itself for unhealthy until it has generated again."""
-    operation = await bench.staged(bench.models.old, bench.models.new, "long")
-    accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
+    await bench.client.post("/pause_generation", {"mode": "retract"})
     client = SglangClient(bench.server.url)
     assert not await client.generates(seconds=20)
-    accepted(await bench.backend.resume(operation))
+    await bench.load(bench.models.old)
     assert await client.ready(seconds=5)
     await client.close()
     assert (await bench.client.ask(LONG)).tokens

@@ -166,7 +166,7 @@ class SglangControl:
         """Wait until no request is left.
 
         The schedulers publish the number of requests when they have read a prompt, and when nothing is left to do; it
-        is looked at again once they have answered a message of their own, and so have taken in what came before it.
+        is looked at once they have answered a message of their own, and so have taken in what came before it.
 
         Raises:
             DrainTimeout: some are.
@@ -182,8 +182,6 @@ class SglangControl:
             pause = min(_LONGEST_POLL_SECONDS, pause * 2)
 
     async def _busy(self, ends: float) -> bool:
-        if await self.requests(seconds=self._left(ends)):
-            return True
         await self._caught_up(ends)
         return await self.requests(seconds=self._left(ends)) > 0
 

@@ -134,13 +134,14 @@ class SglangPlain:
         await self._exchange.apply(folder, found.held)
 
     async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
-        """Stop it after a drain, of its own where none is to be met."""
+        """Have its last request end. Nothing is stopped: while it loads, SGLang lets no request begin by itself."""
         self._paused = True
-        await self.control.pause(policy, seconds=seconds)
+        if policy is RequestPolicy.ABORT:
+            await self._client.abort_all(seconds=seconds)
+        await self.control.drained(seconds=seconds)
 
     async def resume(self) -> None:
-        """Let it go on; that it generates is seen to in the background, with a second of SGLang's own."""
-        await self.control.resume(seconds=_CANARY_SECONDS)
+        """Nothing was stopped; that it generates is seen to in the background, with a second of SGLang's own."""
         self._paused = False
         self._canary = asyncio.create_task(self._sing(self.control.boot_id))
 

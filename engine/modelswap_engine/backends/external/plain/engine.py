@@ -86,7 +86,7 @@ class PlainEngine(Protocol):
         """
 
     async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
-        """Stop it when no request is left in it, however many left it meanwhile; with ABORT it ends them first.
+        """Have no request run in it until it is resumed, once none is left; with ABORT it ends them first.
 
         Raises:
             Busy, DrainTimeout: requests were left after ``seconds``.
