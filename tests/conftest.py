@@ -7,9 +7,12 @@ A run of `make test` tries the same examples each time, so that it fails for wha
 import os
 import signal
 
+import pytest
 from hypothesis import settings
+from xdist.remote import Producer
 
 from tests.support.apiserver import api_server, own_api_server
+from tests.support.by_server import ByServer
 from tests.support.disk import unsynced
 from tests.support.servers.fixtures import (
     azure_server,
@@ -34,6 +37,13 @@ __all__ = [
     "s3_server",
     "web_server",
 ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServer | None:
+    """Have tests that share a server run in one worker, where those of a file do."""
+    return ByServer(config, log) if config.getvalue("dist") == "loadfile" else None
+
 
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("new", deadline=None, print_blob=True)

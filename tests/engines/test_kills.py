@@ -53,12 +53,12 @@ async def swap_at(world: World, when: str, message: str, act: Callable[[], None]
 @pytest.mark.parametrize(
     ("when", "message", "ended", "version"),
     [
-        ("before", "stage", SwapState.ABORTED, "1.0"),
+        long("before", "stage", SwapState.ABORTED, "1.0"),
         ("before", "prepare", SwapState.ABORTED, "1.0"),
         long("after", "prepare", SwapState.ABORTED, "1.0"),
         long("before", "commit", SwapState.SERVING, "1.1"),
         ("after", "commit", SwapState.SERVING, "1.1"),
-        ("after", "verify", SwapState.SERVING, "1.1"),
+        long("after", "verify", SwapState.SERVING, "1.1"),
         long("after", LABEL, SwapState.SERVING, "1.1"),
         ("before", "release", SwapState.SERVING, "1.1"),
     ],

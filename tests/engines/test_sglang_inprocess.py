@@ -66,6 +66,7 @@ async def test_our_half_is_found(control: SglangControl) -> None:
     assert (facts.engine, facts.version, facts.agent, facts.ranks) == ("sglang", "0.5.23", True, 1)
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_some_layers_then_all_then_back_equal_to_its_own_loads(
     control: SglangControl, client: Client, pair: Pair, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ async def test_some_layers_then_all_then_back_equal_to_its_own_loads(
         good(await ranks.call(wire.ReleaseCall(operation_id=f"op-{number}", previous=False)))
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_rollback_is_exact(ranks: Ranks, client: Client, pair: Pair) -> None:
     before, checksum = await answers(client), await client.checksum()
     good(await ranks.stage(pair.old, pair.new, "op"))
@@ -138,6 +140,7 @@ async def test_every_tensor_is_proven_padded_ones_included_while_requests_run(
     assert max((await running).tokens) < HALF
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_a_version_that_the_engine_does_not_hold_is_not_adopted(
     control: SglangControl, client: Client, pair: Pair
 ) -> None:
@@ -146,6 +149,7 @@ async def test_a_version_that_the_engine_does_not_hold_is_not_adopted(
     assert max((await client.ask(LONG)).tokens) < HALF
 
 
+@pytest.mark.full  # test_sglang_families looks at them, too
 async def test_its_own_checksums_see_the_same_bytes(ranks: Ranks, client: Client, pair: Pair) -> None:
     good(await ranks.stage(pair.old, pair.new, "op"))
     await exchanged(ranks, "op")
@@ -154,6 +158,7 @@ async def test_its_own_checksums_see_the_same_bytes(ranks: Ranks, client: Client
     assert await client.checksum() == inside
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 @pytest.mark.parametrize("kind", BAD_KINDS)
 async def test_what_ends_the_engine_by_its_own_routes_is_refused_before_anything_is_touched(
     ranks: Ranks, client: Client, pair: Pair, tmp_path: Path, kind: str
@@ -167,6 +172,7 @@ async def test_what_ends_the_engine_by_its_own_routes_is_refused_before_anything
     assert await answers(client) == before
 
 
+@pytest.mark.full  # no traffic mode that is offered does so
 async def test_requests_that_are_retracted_go_on_with_the_new_weights(ranks: Ranks, client: Client, pair: Pair) -> None:
     good(await ranks.stage(pair.old, pair.new, "op"))
     running = [asyncio.ensure_future(client.ask(prompt, tokens=300)) for prompt in PROMPTS]

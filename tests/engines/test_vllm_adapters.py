@@ -5,7 +5,6 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import aiohttp
 import pytest
 from safetensors.torch import load_file, save_file
 
-from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.protocol.adapters import AdapterRegistry
 from tests.support import engines
 from tests.support.adapter_traffic import (
@@ -31,7 +29,7 @@ from tests.support.adapter_traffic import (
 from tests.support.clients import makers
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Client
 from tests.support.engines import EngineServer
-from tests.support.lora import random_adapter, speaking
+from tests.support.lora import on_both, random_adapter, speaking
 from tests.support.models import Pair, greedy
 from tests.support.serve import Served
 
@@ -129,24 +127,23 @@ async def numbers_at(engine: Engine) -> list[int]:
 
 async def test_what_they_answer_is_what_peft_makes_of_them_on_both_versions(served: Served, pair: Pair) -> None:
     adapters: dict[str, Path] = {}
-    wanted: dict[tuple[str, str], list[list[int]]] = {}
-    for version, base in (("1.0", pair.old), ("1.1", pair.new)):
-        for name, rank in (("one", 4), ("two", 8)):
-            folder = random_adapter(
-                base, pair.old.parent / f"random-{name}-{version}", seed=rank, spread=0.15, r=rank, lora_alpha=2 * rank,
-                target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"], alpha_pattern={"o_proj": 3},
-            )  # fmt: skip
-            adapters.setdefault(name, folder)  # the same matrices on either base
-            wanted[name, version] = greedy(folder.with_name(f"{folder.name}-merged"), ASKED, tokens=TOKENS)
-        wanted["tiny", version] = greedy(base, ASKED, tokens=TOKENS)
-    assert len({str(ids) for ids in wanted.values()}) == 6
+    wanted: dict[str, dict[str, list[list[int]]]] = {}
+    for name, rank in (("one", 4), ("two", 8)):
+        adapters[name], wanted[name] = on_both(
+            pair, f"random-{name}", ASKED, tokens=TOKENS, seed=rank, r=rank, lora_alpha=2 * rank,
+            target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"], alpha_pattern={"o_proj": 3},
+        )  # fmt: skip
+    wanted["tiny"] = {
+        version: greedy(base, ASKED, tokens=TOKENS) for version, base in (("1.0", pair.old), ("1.1", pair.new))
+    }
+    assert len({str(ids) for both in wanted.values() for ids in both.values()}) == 6
 
     async def all_say(version: str) -> None:
         async with aiohttp.ClientSession() as session:
             client = Client(session, served.data_url)
             for name in ("tiny", *adapters):
-                ids = [await client.ids(prompt, model=name, tokens=TOKENS) for prompt in ASKED]
-                assert ids == wanted[name, version], (name, version)
+                ids = await asyncio.gather(*(client.ids(prompt, model=name, tokens=TOKENS) for prompt in ASKED))
+                assert ids == wanted[name][version], (name, version)
 
     for name, folder in adapters.items():
         await load(served, name, folder)
@@ -276,20 +273,3 @@ async def test_a_killed_engine_and_a_killed_sidecar_come_back_with_their_adapter
         assert "does not exist" in str((await say(served, name)).error)
     assert states(served) == {"a": "Ready"}
     assert len(await numbers_at(engine)) == 1
-
-
-async def test_without_adapters_in_the_engine_the_refusal_names_its_option(
-    vllm: EngineServer, pair: Pair, spoken: Path, tmp_path: Path
-) -> None:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        control = VllmControl(vllm.url, session)  # another test may have left it on another version
-        await control.facts(seconds=SECONDS)
-        await control.load_full(str(pair.old), "1.0", seconds=SECONDS)
-    command_line = ("proxy", "--backend", "vllm", "--upstream", vllm.url, "--version", "1.0")
-    with ExitStack() as stack:
-        served = Served(tmp_path / "sidecar", pair.old, command=command_line, roots=[pair.old.parent])
-        stack.callback(served.stop)
-        await asyncio.to_thread(served.start().wait_ready)
-        refused = await command(served, "adapter", "load", "a", "--source", str(spoken / "k"), code=1)
-        assert "--enable-lora" in refused
-        assert served.state().capabilities.max_loras == 0

@@ -107,6 +107,7 @@ async def test_a_whole_swap_and_back_without_reading(
     assert not wish.wanted
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_an_engine_on_another_version_loads_the_right_one_and_proves_it(
     backend: ExternalBackend, client: Client, pair: Pair
 ) -> None:

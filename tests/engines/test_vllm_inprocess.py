@@ -49,6 +49,7 @@ async def swap(ranks: Ranks, old: Path, new: Path, operation: str) -> None:
     good(await ranks.call(wire.ReleaseCall(operation_id=operation, previous=False)))
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_some_layers_then_all_then_back_equal_to_fresh_loads(
     control: VllmControl, client: Client, pair: Pair, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ async def test_some_layers_then_all_then_back_equal_to_fresh_loads(
         good(await ranks.call(wire.ReleaseCall(operation_id=f"op-{number}", previous=False)))
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_an_answer_is_of_one_version(ranks: Ranks, client: Client, pair: Pair) -> None:
     assert set("".join(await client.texts())) <= set(LOWER)
     streams = [asyncio.ensure_future(client.collect(prompt)) for prompt in PROMPTS]
@@ -85,6 +87,7 @@ async def test_an_answer_is_of_one_version(ranks: Ranks, client: Client, pair: P
     assert set("".join(await client.texts())) <= set(UPPER)
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_rollback_is_exact(ranks: Ranks, client: Client, pair: Pair) -> None:
     before = await client.texts()
     good(await ranks.stage(pair.old, pair.new, "op"))
@@ -99,12 +102,14 @@ async def test_rollback_is_exact(ranks: Ranks, client: Client, pair: Pair) -> No
     assert await client.texts() == before
 
 
+@pytest.mark.full  # test_vllm_proxy asks it of the sidecar
 async def test_every_tensor_is_proven_packed_ones_included(ranks: Ranks, pair: Pair) -> None:
     answer = good(await ranks.outcome(wire.HashesCall(work=ranks.work(), pattern="*", still=True)))
     assert answer.hashes is not None
     assert (answer.hashes.tensors, answer.hashes.unverifiable) == (hashes_of(pair.old), ())
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_a_version_that_the_engine_does_not_hold_is_not_adopted(
     control: VllmControl, client: Client, pair: Pair
 ) -> None:
@@ -114,6 +119,7 @@ async def test_a_version_that_the_engine_does_not_hold_is_not_adopted(
     assert set("".join(await client.texts())) <= set(LOWER)
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 @pytest.mark.parametrize("kind", BAD_KINDS)
 async def test_what_breaks_the_engine_by_its_own_routes_is_refused_before_anything_is_touched(
     ranks: Ranks, client: Client, pair: Pair, tmp_path: Path, kind: str
@@ -128,6 +134,7 @@ async def test_what_breaks_the_engine_by_its_own_routes_is_refused_before_anythi
     assert await client.texts() == before
 
 
+@pytest.mark.full  # the conformance suite asks the same of the backend
 async def test_cached_prefixes_outlive_a_commit_until_they_are_flushed(
     ranks: Ranks, client: Client, pair: Pair
 ) -> None:
@@ -180,6 +187,7 @@ async def test_a_pause_is_read_back_and_not_made_twice(control: VllmControl, cli
     assert not await control.paused(seconds=SECONDS)
 
 
+@pytest.mark.full  # no traffic mode that is offered does so
 async def test_a_pause_with_requests_running_has_them_computed_again_on_the_new_weights(
     ranks: Ranks, client: Client, pair: Pair
 ) -> None:

@@ -12,6 +12,9 @@ from modelswap_engine.backends.vllm.control import VllmControl
 from modelswap_engine.protocol.messages import CheckRequest, CheckResult
 from modelswap_engine.protocol.states import SwapState
 from tests.support import models
+from tests.support.adapter_traffic import command
+from tests.support.adapters import write_adapter
+from tests.support.engine_world import long
 from tests.support.engines import EngineServer
 from tests.support.models import Pair
 from tests.support.orders import hashes_of
@@ -88,15 +91,16 @@ def cut_short(folder: Path) -> Path:
 TENSOR = "model.layers.1.self_attn.o_proj.weight"
 TRAPS = {
     "missing tensor": (missing, "IncompatibleModel"),
+    "another model": (lambda folder: models.tiny_llama(folder / "wider", seed=3, hidden=64), "IncompatibleModel"),
+    # Of these the conformance suite has more.
     "one other shape": (narrower, "IncompatibleModel"),
     "not a number": (not_a_number, "ChecksFailed"),
     "cut short": (cut_short, "InvalidCheckpoint"),
-    "another model": (lambda folder: models.tiny_llama(folder / "wider", seed=3, hidden=64), "IncompatibleModel"),
 }
 
 
 @pytest.mark.usefixtures("on_one")
-@pytest.mark.parametrize("kind", TRAPS)
+@pytest.mark.parametrize("kind", [long(kind) if place > 1 else kind for place, kind in enumerate(TRAPS)])
 async def test_what_breaks_vllm_by_its_own_routes_leaves_the_old_version(
     sidecar: Served, versions: Versions, kind: str
 ) -> None:
@@ -125,6 +129,15 @@ async def test_a_part_of_a_fused_parameter_is_completed(sidecar: Served, version
     assert [answer.text for answer in answers] == versions.texts["part"]
 
 
+async def test_without_adapters_in_the_engine_the_refusal_names_its_option(
+    sidecar: Served, versions: Versions, tmp_path: Path
+) -> None:
+    folder = write_adapter(versions.folders["1.0"].parent / tmp_path.name)
+    refused = await command(sidecar, "adapter", "load", "a", "--source", str(folder), code=1)
+    assert "--enable-lora" in refused
+    assert sidecar.state().capabilities.max_loras == 0
+
+
 async def test_admin_routes_of_the_engine_do_not_exist_from_outside(sidecar: Served, vllm: EngineServer) -> None:
     async with aiohttp.ClientSession() as session:
         for path in ("/pause", "/reset_prefix_cache", "/collective_rpc", "/v1/load_lora_adapter", "/update_weights"):
@@ -136,6 +149,7 @@ async def test_admin_routes_of_the_engine_do_not_exist_from_outside(sidecar: Ser
             assert [card["id"] for card in (await answer.json())["data"]] == ["tiny"]
 
 
+@pytest.mark.full  # test_kills kills one in each phase
 async def test_a_killed_sidecar_finds_what_is_live_and_proves_it(sidecar: Served, versions: Versions) -> None:
     assert (await swap(sidecar, versions, "1.1")).state is SwapState.SERVING
     await asyncio.to_thread(sidecar.kill)

@@ -10,9 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
 from demo.answers import Answer
 from demo.asking import Question, ask_once
 from demo.load import Load
+from modelswap_engine.cli.main import app
 from modelswap_engine.protocol.adapters import AdapterRegistry
 from tests.support.clients import makers, two_makers
 from tests.support.lora import random_adapter
@@ -50,9 +53,14 @@ def letters(load: Load) -> set[str]:
 
 
 async def command(served: Served, *arguments: str, code: int = 0) -> Any:
-    done = await asyncio.to_thread(served.command, *arguments, "-o", "json")
-    assert done.code == code, done.out + done.err
-    return json.loads(done.out) if done.out.startswith("{") else done.err
+    """Give a command; one that is to succeed in this process, because another takes longer to begin than it does."""
+    if code:
+        refused = await asyncio.to_thread(served.command, *arguments, "-o", "json")
+        assert refused.code == code, refused.out + refused.err
+        return json.loads(refused.out) if refused.out.startswith("{") else refused.err
+    done = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "-o", "json"], env=served.told())
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
 async def load(served: Served, name: str, folder: Path, *more: str) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Client:
             return [int(token) for token in (await answer.json())["choices"][0]["token_ids"]]
 
     async def texts(self) -> list[str]:
-        return [await self.text(prompt) for prompt in (*PROMPTS, LONG)]
+        """Ask all prompts at once, which takes the steps of one."""
+        return list(await asyncio.gather(*(self.text(prompt) for prompt in (*PROMPTS, LONG))))
 
     async def stream(self, prompt: str, *, tokens: int) -> AsyncIterator[str]:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from modelswap_engine.protocol.messages import SwapStatus
+from modelswap_engine.protocol.messages import CheckRequest, CheckResult, SwapStatus
 from modelswap_engine.protocol.policy import VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.engine_pod import Kubelet, Pod
@@ -96,8 +96,8 @@ class World:
         assert {rank.digest for rank in state.ranks} == {state.live.digest}
         assert state.gate.open
         assert set("".join(await self.client.texts())) <= set(SERVED[version])
-        checked = await asyncio.to_thread(self.pod.sidecar.command, "check")
-        assert checked.code == 0, checked.out
+        checked = await asyncio.to_thread(self.pod.sidecar.control.post, "/check", CheckRequest(), CheckResult)
+        assert checked.ok
 
 
 def long(*values: object) -> object:

@@ -35,7 +35,8 @@ class Versions:
             for version, folder in self.folders.items():
                 await control.load_full(str(folder), version, seconds=SECONDS)
                 assert await control.flush(seconds=SECONDS)
-                self.texts[version] = [await client.collect(prompt, tokens=TOKENS) for prompt in ASKED]
+                asked = (client.collect(prompt, tokens=TOKENS) for prompt in ASKED)
+                self.texts[version] = list(await asyncio.gather(*asked))
         assert len({str(texts) for texts in self.texts.values()}) == len(self.folders)
 
 

@@ -156,11 +156,15 @@ class Served:
         """Return the process id of the first rank."""
         return self.state().ranks[0].pid
 
+    def told(self) -> dict[str, str]:
+        """Return the variables from which the command line knows whom to ask."""
+        return {"MODELSWAP_URL": self.control_url, "MODELSWAP_TOKEN_FILE": str(self.token_file), "COLUMNS": "200"}
+
     def command(self, *arguments: str, seconds: float = 300.0) -> Finished:
         """Run a command of the command line against this process."""
         done = subprocess.run(
             [sys.executable, "-m", "modelswap_engine", *arguments],
-            env=environment(MODELSWAP_URL=self.control_url, MODELSWAP_TOKEN_FILE=str(self.token_file), COLUMNS="200"),
+            env=environment(**self.told()),
             capture_output=True,
             text=True,
             timeout=seconds,
