@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from modelswap_engine.protocol.adapters import OnIncompatible
-from modelswap_operator.api.loraadapter import Placement
+from modelswap_operator.api.loraadapter import Placement, ServiceSpec
 from modelswap_operator.api.modelversion import AdaptersSpec
 from modelswap_operator.planning.actions import SendAdapters, StartSwaps, Wait, WriteAssignment
+from modelswap_operator.planning.adapter_services import wanted_services
+from modelswap_operator.planning.snapshot import Adapter
+from modelswap_operator.status.adapters import adapter_statuses
 from tests.support.adapter_world import AdapterWorld, source, uri
 from tests.support.sim_pod import GOOD, digest
 from tests.support.slot_fate import PICK, SlotFate
@@ -64,7 +67,8 @@ class AdapterRollouts(SlotFate):
     @rule(name=st.sampled_from(NAMES), alias=st.sampled_from(NAMES), drawn=SOURCES, pods=PLACES)
     def create(self, name: str, alias: str, drawn: dict[str, tuple[str, bool]], pods: int | str) -> None:
         if not any(a.name == name for a in self.world.adapters):
-            self.world.create(name, *sources_of(drawn), pods=pods, alias=alias)
+            service = ServiceSpec(port=80)
+            self.world.create(name, *sources_of(drawn), pods=pods, alias=alias, service=service)
 
     @precondition(lambda self: self.world.adapters)
     @rule(pick=PICK, drawn=SOURCES, pods=PLACES, suspend=st.booleans())
@@ -76,6 +80,18 @@ class AdapterRollouts(SlotFate):
     @rule(pick=PICK)
     def remove(self, pick: int) -> None:
         self.world.remove(self.world.adapters[pick % len(self.world.adapters)].name)
+
+    @precondition(lambda self: self.world.adapters)
+    @rule(pick=PICK, passes=st.integers(0, 3))
+    def make_again(self, pick: int, passes: int) -> None:
+        adapter = self.world.adapters[pick % len(self.world.adapters)]
+        spec = adapter.spec
+        assert spec is not None
+        self.world.remove(adapter.name)
+        for _ in range(passes):
+            self.world.run_pass()
+        again = {"pods": spec.placement.pods, "alias": spec.adapter_name, "service": spec.service}
+        self.world.create(adapter.name, *spec.sources, **again)  # type: ignore[arg-type]
 
     @rule(version=st.sampled_from(sorted(GOOD)))
     def bump(self, version: str) -> None:
@@ -104,7 +120,41 @@ class AdapterRollouts(SlotFate):
         stable = self.world.assignment.stable if self.world.assignment else None
         self.world.add_pod(None if stable else GOOD["1.0"])
 
+    @precondition(lambda self: self.world.pods)
+    @rule(pick=PICK, back=st.integers(0, 3))
+    def mounted_file_arrives(self, pick: int, back: int) -> None:
+        written = self.world.actions(WriteAssignment)
+        adapters = self._pod(pick).adapters
+        if adapters is not None and len(written) > back:
+            adapters.follow(written[-1 - back].assignment)
+
     # What always holds
+
+    @invariant()
+    def what_counts_or_is_led_to_cannot_be_taken_away_by_what_was_decided(self) -> None:
+        snapshot = self.world.snapshot()
+        for adapter, status in adapter_statuses(snapshot, self.world.now):
+            for row in status.pods:
+                assert row.state != "Loaded" or self._stays(row.uid, adapter, row.digest)
+        for wanted in wanted_services(snapshot, {}):
+            for uid in {one.uid for part in wanted.slices for one in part.endpoints}:
+                assert self._stays(uid, wanted.adapter)
+
+    def _stays(self, uid: str, adapter: Adapter, digest: str = "") -> bool:
+        """Say whether a pod serves a name whichever assignment it comes to follow of those that it may still see."""
+        pod = next(pod for pod in self.world.pods if pod.uid == uid)
+        assert pod.adapters is not None
+        assert pod.live is not None
+        assert adapter.spec is not None
+        written = [action.assignment for action in self.world.actions(WriteAssignment)]
+        coming = [(w.epoch, w.adapters_revision) for w in written]
+        found = [w.adapters for w, order in zip(written, coming, strict=True) if order > pod.adapters.order]
+        for adapters in [pod.adapters.items, *found]:
+            item = next((item for item in adapters if item.name == adapter.spec.adapter_name), None)
+            source = item.source_for(pod.live.digest) if item is not None and item.meant_for(uid) else None
+            if source is None or (digest and source.digest != digest):
+                return False
+        return True
 
     @invariant()
     def the_assignment_is_pinned_and_its_count_only_rises(self) -> None:

@@ -58,6 +58,12 @@ class SimAdapters:
         self.items = tuple(item for item in adapters if item.meant_for(self.pod_uid))
         self.by_hand = {name: revision for name, revision in self.by_hand.items() if revision > order[1]}
 
+    def follow(self, file: Assignment) -> None:
+        """Read a mounted file, which may be an older one than the operator's last, and is obeyed when it is newer."""
+        order = (file.epoch, file.adapters_revision)
+        if file.adapters_revision and order > self.order:
+            self._take(file.owner_uid, order, file.adapters)
+
     def overrule(self, name: str, uri: str) -> None:
         """A person loads other content under a name."""
         self.strangers = self.strangers | ({name} - self.served.keys())

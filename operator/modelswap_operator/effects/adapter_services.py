@@ -36,11 +36,11 @@ class There:
 
     @property
     def listed(self) -> dict[str, frozenset[str]]:
-        """The UIDs of the pods that each Service leads to."""
+        """The UIDs of the pods that each adapter's Service leads to, by the adapter's UID."""
         found: dict[str, frozenset[str]] = {}
         for body in self.slices.values():
-            service = body["metadata"]["labels"].get(SERVICE_NAME_LABEL, "")
-            found[service] = found.get(service, frozenset()) | {one.uid for one in _endpoints(body)}
+            adapter = str(_controller(body).get("uid", ""))
+            found[adapter] = found.get(adapter, frozenset()) | {one.uid for one in _endpoints(body)}
         return found
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from modelswap_engine.protocol.assignment import AssignedAdapter
 from modelswap_operator.planning.adapters import Adapters, Wish, is_of, serving
-from modelswap_operator.planning.assess import Assessment, proved
+from modelswap_operator.planning.assess import Assessment, proved, running
 from modelswap_operator.planning.snapshot import Adapter, Pod, Snapshot, Unreachable
 
 MOST_ENDPOINTS: Final = 500
@@ -64,7 +64,11 @@ def concerned(snapshot: Snapshot) -> bool:
 
 
 def wanted_services(snapshot: Snapshot, listed: Mapping[str, frozenset[str]]) -> Iterator[WantedService]:
-    """Yield the Services that adapters ask for, or have; ``listed`` are the UIDs of pods that each leads to now."""
+    """Yield the Services that adapters ask for, or have.
+
+    ``listed`` are the UIDs of the pods that are led to now, by the UID of the adapter: of one that was deleted and made
+    again under its name they say nothing.
+    """
     adapters = Adapters(Assessment(snapshot))
     for wish in adapters.wishes:
         adapter = wish.adapter
@@ -76,7 +80,7 @@ def wanted_services(snapshot: Snapshot, listed: Mapping[str, frozenset[str]]) ->
                 yield WantedService(adapter=adapter)
             continue
         name = asked.name or adapter.name
-        pods = _pods(adapters.a, wish, listed.get(name, frozenset()))
+        pods = _pods(adapters, wish, listed.get(adapter.uid, frozenset()))
         yield WantedService(adapter=adapter, name=name, port=asked.port, slices=tuple(_slices(name, pods)))
 
 
@@ -84,14 +88,25 @@ def _asked(adapter: Adapter) -> bool:
     return adapter.spec is not None and adapter.spec.service is not None
 
 
-def _pods(a: Assessment, wish: Wish, listed: frozenset[str]) -> list[Pod]:
+def _pods(adapters: Adapters, wish: Wish, listed: frozenset[str]) -> list[Pod]:
     """Return the ready pods with the adapter's content; while none has it yet, those that serve what was before."""
     item = wish.item
     if item is None:
         return []
-    ready = [pod for pod in a.counted if pod.ready and pod.ip and item.meant_for(pod.uid)]
-    current = [pod for pod in ready if _has(pod, item) or (isinstance(pod.engine, Unreachable) and pod.uid in listed)]
-    return current or [pod for pod in ready if pod.state is not None and serving(pod.state, item.name) is not None]
+    ready = [pod for pod in adapters.a.counted if pod.ready and pod.ip and item.meant_for(pod.uid)]
+    kept = [pod for pod in ready if adapters.keeps(pod, item.name)]
+    served = [pod for pod in kept if pod.state is not None and serving(pod.state, item.name) is not None]
+    silent = [pod for pod in ready if isinstance(pod.engine, Unreachable) and pod.uid in listed]
+    found = [pod for pod in served if _has(pod, item)] + silent or served
+    return [pod for pod in found if not _swaps_it_away(pod, item)] or found
+
+
+def _swaps_it_away(pod: Pod, item: AssignedAdapter) -> bool:
+    """Say whether a pod is changing to a base that the adapter has nothing for: its name goes with the commit."""
+    operation = running(pod)
+    if operation is None or operation.hold is not None or not operation.target.digest:
+        return False
+    return item.source_for(operation.target.digest) is None
 
 
 def _has(pod: Pod, item: AssignedAdapter) -> bool:

@@ -38,11 +38,12 @@ def decide(adapters: Adapters) -> WriteAssignment | None:
     current = a.snapshot.assignment
     if current is None or not a.owned or (adapters.wanted == current.adapters and not _overtaken(a)):
         return None
+    revision = next_revision(a)
     assignment = msgspec.structs.replace(
-        current, epoch=a.snapshot.epoch, adapters=adapters.wanted, adapters_revision=next_revision(a)
+        current, epoch=a.snapshot.epoch, adapters=adapters.wanted, adapters_revision=revision
     )
-    why = f"adapters {assignment.adapters_revision}: {_difference(adapters)}"
-    return WriteAssignment(assignment=assignment, ledger=a.snapshot.ledger, why=why)
+    ledger = msgspec.structs.replace(a.snapshot.ledger, adapters=adapters.since(revision))
+    return WriteAssignment(assignment=assignment, ledger=ledger, why=f"adapters {revision}: {_difference(adapters)}")
 
 
 def next_revision(a: Assessment) -> int:

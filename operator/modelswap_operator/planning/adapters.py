@@ -19,7 +19,7 @@ from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_operator.api.loraadapter import ALL_PODS, LoRAAdapterSpec, SourceSpec
 from modelswap_operator.api.reasons import Reason
 from modelswap_operator.planning.assess import Assessment, trusting
-from modelswap_operator.planning.snapshot import Adapter, Pod, Resolution, ResolveKey
+from modelswap_operator.planning.snapshot import Adapter, AdapterSince, Pod, Resolution, ResolveKey
 
 MOST_ADAPTERS: Final = 256
 MOST_BYTES: Final = 700 * 1024
@@ -107,6 +107,43 @@ class Adapters:
         )
         return Wish(adapter=adapter, item=item, unresolved=unresolved)
 
+    def keeps(self, pod: Pod, name: str) -> bool:
+        """Say whether a pod cannot take a name away any more by a decision that was made already.
+
+        What a pod serves is no promise: an adapter that is made again may be there still of before, and go because of
+        a decision between the two, which the pod is about to follow or reads from its mounted file a minute late.
+        """
+        entry = self.current.get(name)
+        return entry is not None and entry.meant_for(pod.uid) and self._followed(pod) >= self._known(name).came
+
+    def settled(self, pod: Pod, item: AssignedAdapter) -> bool:
+        """Say the same of what is wanted under a name: that it is assigned, and what was before is followed no more."""
+        if not self.keeps(pod, item.name) or self.current[item.name].sources != item.sources:
+            return False
+        return self._followed(pod) >= self._known(item.name).changed
+
+    def _followed(self, pod: Pod) -> int:
+        """Return which decision about adapters a pod follows, -1 for none of this assignment's owner."""
+        current = self.a.snapshot.assignment
+        seen = pod.state.adapters.assigned if pod.state is not None and pod.state.adapters is not None else None
+        if current is None or seen is None or seen.owner_uid != current.owner_uid:
+            return -1
+        return seen.revision
+
+    def _known(self, name: str) -> AdapterSince:
+        return self.a.snapshot.ledger.adapters.get(name, AdapterSince())
+
+    def since(self, revision: int) -> dict[str, AdapterSince]:
+        """Return what to remember of the wanted adapters when they are assigned in this revision."""
+        return {item.name: self._since(item, revision) for item in self.wanted}
+
+    def _since(self, item: AssignedAdapter, revision: int) -> AdapterSince:
+        entry, known = self.current.get(item.name), self._known(item.name)
+        if entry is None or _spreads(entry, item):
+            return AdapterSince(came=revision, changed=revision)
+        same = msgspec.structs.replace(entry, pod_uids=None) == msgspec.structs.replace(item, pod_uids=None)
+        return known if same else msgspec.structs.replace(known, changed=revision)
+
     def too_old(self, pod: Pod) -> bool:
         """Say whether a pod would load what it is told without asking for the signature that the slot asks for."""
         return trusting(pod) and self.a.spec.verification.to_wire() is not None
@@ -187,6 +224,13 @@ def serving(state: EngineState, name: str) -> AdapterStatus | None:
 def is_of(row: AdapterStatus | None, source: AdapterSource) -> bool:
     """Say whether what is served is the content of a source."""
     return row is not None and (row.digest, row.base_digest) == (source.digest, source.base_digest)
+
+
+def _spreads(before: AssignedAdapter, now: AssignedAdapter) -> bool:
+    """Say whether an adapter goes to pods that it did not go to."""
+    if before.pod_uids is None:
+        return False
+    return now.pod_uids is None or not set(now.pod_uids) <= set(before.pod_uids)
 
 
 def _has(pod: Pod, item: AssignedAdapter) -> bool:

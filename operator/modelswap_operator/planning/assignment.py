@@ -248,7 +248,7 @@ def _write(
         weights=snapshot.spec.weights if snapshot.spec is not None else WeightsPolicy.MANAGED,
         engine_restart=snapshot.spec.recovery.engine_restart if snapshot.spec is not None else None,
     )
-    ledger = Ledger(generation=snapshot.generation, previous=previous)
+    ledger = Ledger(generation=snapshot.generation, previous=previous, adapters=snapshot.ledger.adapters)
     return WriteAssignment(assignment=assignment, ledger=ledger, why=why)
 
 

@@ -67,15 +67,26 @@ class Pod:
         return self.engine if isinstance(self.engine, EngineState) else None
 
 
+class AdapterSince(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
+    """Since which ``adaptersRevision`` an adapter is assigned without a break to each pod that it is meant for now.
+
+    ``came`` is about the name, ``changed`` about what is served under it; both are 0 where nobody knows.
+    """
+
+    came: int = 0
+    changed: int = 0
+
+
 class Ledger(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
     """What only the operator needs to know again; kept beside the assignment, changed together with it.
 
     ``generation`` is the spec generation the assignment was decided for, ``previous`` what was stable before the
-    current stable version: the place to go back to while a rollout is under way.
+    current stable version: the place to go back to while a rollout is under way. ``adapters`` are those assigned.
     """
 
     generation: int = 0
     previous: AssignmentTarget | None = None
+    adapters: dict[str, AdapterSince] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The status of each LoRAAdapter of a slot (docs/adapters.md, kstatus). Pure.
 
 An adapter counts as loaded in a pod when that pod's engine says so under its present boot id, by the content's digest,
-on a base that every rank has proved. Everything else is not loaded, whatever was said before.
+on a base that every rank has proved, and when the pod follows a decision since which it is assigned without a break.
+Everything else is not loaded, whatever was said before.
 """
 
 from collections.abc import Iterator, Mapping
@@ -163,7 +164,7 @@ def _describe(adapters: Adapters, pod: Pod, item: AssignedAdapter) -> tuple[str,
     problem = next((p for p in assigned.problems if p.name == item.name), None) if assigned is not None else None
     if problem is not None and problem.error is not None:
         return (*_trouble(problem.error), digest)
-    if is_of(served, source):
+    if is_of(served, source) and adapters.settled(pod, item):
         return "Loaded", "", "", digest
     failed = a.snapshot.memory.untold.get(pod.uid)
     if failed is not None and assigned is None:

@@ -6,7 +6,9 @@ from types import MappingProxyType
 
 import msgspec
 
+from modelswap_engine.protocol.adapters import OnIncompatible
 from modelswap_operator.api.loraadapter import ServiceSpec
+from modelswap_operator.api.modelversion import AdaptersSpec
 from modelswap_operator.planning.adapter_services import (
     MOST_ENDPOINTS,
     ServiceOutcome,
@@ -17,6 +19,7 @@ from modelswap_operator.planning.adapter_services import (
 from modelswap_operator.planning.snapshot import Snapshot
 from modelswap_operator.status.adapters import adapter_statuses
 from tests.support.adapter_world import AdapterWorld, source
+from tests.support.sim_pod import CATALOG
 
 NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 
@@ -72,6 +75,39 @@ def test_new_content_is_led_to_as_soon_as_one_pod_has_it_and_the_old_one_until_t
         made.tick()
     assert made.loaded() == [{"a": "2"}] * 3
     assert seen[-1] == ["pod-1", "pod-2", "pod-3"]
+
+
+def test_an_adapter_that_is_made_again_is_led_to_where_it_cannot_go_any_more() -> None:
+    made = world(pods=1)
+    listed = {made.adapters[0].uid: frozenset({made.pods[0].uid})}
+    assert pods(made) == ["pod-1"]
+    made.remove("a")
+    made.run_pass()
+    made.create("a", source("1", pin=True), service=ServiceSpec(port=80), pods=1)
+    made.adapters = (replace(made.adapters[0], uid="another"),)
+    made.pods[0].reachable = False
+    assert pods(made, listed) == [], "what was listed was another object's"
+    made.pods[0].reachable = True
+    seen = []
+    for _ in range(20):
+        seen.append((pods(made), made.loaded()[0]))
+        made.run_pass()
+        made.tick()
+    assert seen[0] == ([], {"a": "1"}), "it is about to go"
+    assert seen[-1] == (["pod-1"], {"a": "1"})
+    assert all(loaded for led, loaded in seen if led)
+
+
+def test_a_pod_that_goes_to_a_base_without_the_adapter_is_led_to_no_more() -> None:
+    made = AdapterWorld(pods=2)
+    made.edit(adapters=AdaptersSpec(on_incompatible=OnIncompatible.UNLOAD))
+    made.settle()
+    made.create("a", source("1", base=CATALOG["1.0"].digest), service=ServiceSpec(port=80))
+    made.settle()
+    made.bump("1.1")
+    while not made.pods[0].busy:
+        made.run_pass()
+    assert (pods(made), made.loaded()) == (["pod-2"], [{"a": "1"}] * 2)
 
 
 def test_an_adapter_without_a_place_is_led_to_by_nobody() -> None:

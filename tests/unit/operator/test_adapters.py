@@ -8,10 +8,11 @@ import pytest
 from modelswap_engine.protocol.adapters import OnIncompatible
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.policy import Verification
-from modelswap_operator.api.loraadapter import SourceSpec
+from modelswap_operator.api.loraadapter import Placement, SourceSpec
 from modelswap_operator.api.modelversion import AdaptersSpec, CredentialsRef, VerificationSpec
 from modelswap_operator.planning.actions import AskAdapters, AskPlans, SendAdapters, StartSwaps, WriteAssignment
 from modelswap_operator.planning.adapter_steps import LATE_AT_ONCE
+from modelswap_operator.status.adapters import adapter_statuses
 from tests.support.adapter_world import AdapterWorld, source, uri
 from tests.support.sim_pod import CATALOG, digest
 
@@ -642,3 +643,93 @@ def test_what_an_old_pod_serves_stays_and_another_content_waits_for_its_upgrade(
     made.pods[0].protocol = 3
     made.rest(10)
     assert (made.loaded(), made.says("a")) == ([{"a": "2"}] * 3, READY)
+
+
+def made_again(made: AdapterWorld, *, told: bool) -> None:
+    """Delete the object and make it anew, while pods still serve what the first one had them load."""
+    made.remove("a")
+    made.run_pass()
+    if told:
+        made.run_pass()
+    assert made.assignment is not None
+    assert (made.assignment.adapters, made.loaded()) == ([], [{"a": "1"}] * 3)
+    made.create("a", source("1", pin=True))
+
+
+def loaded_rows(made: AdapterWorld) -> list[str]:
+    ((_, status),) = adapter_statuses(made.snapshot(), made.now)
+    return [row.name for row in status.pods if row.state == "Loaded"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_pods_serve_of_an_adapter_that_was_deleted_is_not_yet_the_new_one(told: bool) -> None:
+    made = world()
+    made.create("a", source("1", pin=True))
+    made.settle()
+    made_again(made, told=told)
+    assert loaded_rows(made) == [], "it is about to go"
+    made.settle()
+    assert (made.says("a"), made.loaded()) == (READY, [{"a": "1"}] * 3)
+
+
+def test_a_pod_counts_once_it_cannot_read_the_decision_between_two_adapters_of_a_name() -> None:
+    made = world()
+    made.create("a", source("1", pin=True))
+    made.settle()
+    made_again(made, told=False)
+    between = made.assignment
+    assert between is not None
+    made.run_pass()
+    assert made.assignment is not None
+    assert [item.name for item in made.assignment.adapters] == ["a"]
+    assert loaded_rows(made) == [], "their mounted files may say for a minute that it was deleted"
+    late = made.pods[0].adapters
+    assert late is not None
+    late.follow(between)
+    made.pods[0].tick()
+    assert made.loaded() == [{}, {"a": "1"}, {"a": "1"}]
+    made.settle()
+    assert (made.says("a"), made.loaded()) == (READY, [{"a": "1"}] * 3)
+
+
+def test_content_that_was_left_and_is_wanted_again_counts_once_pods_know_that() -> None:
+    made = world()
+    made.create("a", source("1", pin=True))
+    made.settle()
+    made.change("a", sources=(source("2", pin=True),))
+    while not isinstance(made.run_pass(), SendAdapters):
+        pass
+    made.change("a", sources=(source("1", pin=True),))
+    assert (made.loaded(), loaded_rows(made)) == ([{"a": "1"}] * 3, []), "they are loading the other one"
+    made.run_pass()
+    assert loaded_rows(made) == []
+    made.settle()
+    assert (made.says("a"), made.loaded()) == (READY, [{"a": "1"}] * 3)
+
+
+def test_a_pod_that_had_lost_its_place_counts_once_it_knows_that_it_has_it_again() -> None:
+    made = world(pods=2)
+    made.create("a", source("1", pin=True), pods=2)
+    made.settle()
+    for number in (1, 2):
+        made.change("a", placement=Placement(pods=number))
+        made.run_pass()
+    assert made.loaded() == [{"a": "1"}] * 2
+    assert "pod-2" not in loaded_rows(made), "its mounted file may still say that it has lost it"
+    made.settle()
+    assert (made.says("a"), made.loaded()) == (READY, [{"a": "1"}] * 2)
+
+
+def test_one_adapter_s_change_is_none_of_another_s() -> None:
+    made = world()
+    made.create("a", source("1", pin=True))
+    made.settle()
+    writes = made.writes
+    made.create("b", source("2", pin=True))
+    for _ in range(3):
+        made.run_pass()
+        assert made.says("a") == READY
+    made.settle()
+    assert made.says("b") == READY
+    assert made.status_of("a").conditions[0].observed_generation == 1
+    assert made.writes - writes < 6, "a's status was written for b's sake"
