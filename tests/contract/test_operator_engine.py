@@ -23,6 +23,7 @@ from modelswap_engine.protocol.errors import (
     ModelswapError,
     NotFound,
     Refused,
+    SourceNotFound,
     SourceUnreadable,
     StaleRevision,
     StateMoved,
@@ -226,6 +227,21 @@ async def test_adapters_are_looked_up_assigned_and_exchanged_with_the_base(pair:
     assert proved(state, target.digest)
     view = await pair.assign(revision=9)
     assert view.adapters == []
+
+
+async def test_the_source_of_an_adapter_is_looked_at_too(pair: Pair) -> None:
+    uri = pair.ports.opener.put("file:///adapters/one", "one")
+    asked = ResolveAdaptersRequest(sources=[AdapterSource(name="a", uri=uri)])
+    (found,) = (await pair.client.resolve_adapters(pair.pod, asked)).adapters
+    request = LookRequest(target=VersionRef(version="a", uri=uri, digest=found.digest))
+    seen = await pair.client.look_at_adapter(pair.pod, request)
+    assert (seen.found, bool(seen.revision)) == ("", True)
+    pair.ports.opener.put(uri, "two")
+    known = LookRequest(target=request.target, known=seen.revision)
+    assert (await pair.client.look_at_adapter(pair.pod, known)).found.startswith("sha256:")
+    del pair.ports.opener.contents[uri]
+    with pytest.raises(SourceNotFound):
+        await pair.client.look_at_adapter(pair.pod, known)
 
 
 async def test_the_source_of_what_is_live_is_looked_at_and_no_other(pair: Pair) -> None:

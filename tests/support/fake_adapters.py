@@ -91,6 +91,8 @@ class FakeOpened:
 
     def __init__(self, content: str, *, rank: int) -> None:
         self._content = content
+        self.hashed = False
+        self.revision = f"files of {content}"
         self.config = json.dumps(FIELDS | {"r": rank}).encode()
         self.tensors: Mapping[str, TensorEntry] = {
             name: TensorEntry(name=name, dtype=dtype, shape=shape, nbytes=len(data), file="w", offset=0)
@@ -98,6 +100,7 @@ class FakeOpened:
         }
 
     async def hash(self, identity: Identity | None = None) -> dict[str, str]:
+        self.hashed = True
         return {name: hashlib.sha256((name + self._content).encode()).hexdigest() for name in self.tensors}
 
     def range_of(self, entry: TensorEntry, *, sha256: str) -> TensorRange:
@@ -121,6 +124,7 @@ class FakeOpener:
         self.errors: dict[str, ModelswapError] = {}
         self.hanging: dict[str, asyncio.Event] = {}
         self.credentials: dict[str, str] = {}
+        self.configs: dict[str, bytes] = {}
 
     def put(self, uri: str, content: str, *, rank: int = 2) -> str:
         self.contents[uri], self.ranks[uri] = content, rank
@@ -134,7 +138,9 @@ class FakeOpener:
             raise self.errors[uri]
         if uri not in self.contents:
             raise SourceNotFound(f"{uri}: nothing is there")
-        return FakeOpened(self.contents[uri], rank=self.ranks[uri])
+        self.opened = FakeOpened(self.contents[uri], rank=self.ranks[uri])
+        self.opened.config = self.configs.get(uri, self.opened.config)
+        return self.opened
 
 
 @dataclass

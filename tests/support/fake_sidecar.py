@@ -116,6 +116,7 @@ class FakeSidecar:
                 web.post(f"{CONTROL_PREFIX}/swaps", self._swap),
                 web.put(f"{CONTROL_PREFIX}/adapters", self._assign),
                 web.post(f"{CONTROL_PREFIX}/adapters/resolve", self._resolve),
+                web.post(f"{CONTROL_PREFIX}/adapters/look", self._look_at_adapter),
                 web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/cancel", self._cancel),
                 web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/hold", self._renew),
                 web.post(f"{CONTROL_PREFIX}/swaps/{{id}}/proceed", self._proceed),
@@ -209,6 +210,10 @@ class FakeSidecar:
     async def _resolve(self, request: web.Request) -> web.Response:
         assert self.adapters is not None
         return _json(self.adapters.resolve(decode(await request.read(), ResolveAdaptersRequest).sources))
+
+    async def _look_at_adapter(self, request: web.Request) -> web.Response:
+        assert self.adapters is not None
+        return _json(self.adapters.look(decode(await request.read(), LookRequest)))
 
     async def _look(self, request: web.Request) -> web.Response:
         target = decode(await request.read(), LookRequest).target

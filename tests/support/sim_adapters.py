@@ -21,6 +21,7 @@ from modelswap_engine.protocol.adapters import (
 )
 from modelswap_engine.protocol.assignment import AssignedAdapter, Assignment
 from modelswap_engine.protocol.errors import ErrorBody, ForeignOwner, StaleRevision
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 
 NOTHING = ErrorBody(code="SourceNotFound", message="nothing is there", advice="check the URI")
 
@@ -41,6 +42,7 @@ class SimAdapters:
     by_hand: dict[str, int] = field(default_factory=dict)
     strangers: set[str] = field(default_factory=set)
     calls: int = 0
+    read: int = 0
 
     def assign(self, request: AssignAdaptersRequest) -> None:
         fence = request.fence
@@ -132,6 +134,18 @@ class SimAdapters:
             )
             rows.append(row)
         return ResolvedAdapters(adapters=rows)
+
+    def look(self, request: LookRequest) -> SourceLook | ErrorBody:
+        """Say what is at the place of an adapter that is served; ``read`` counts those that were read for it."""
+        target = request.target
+        assert (self.served[target.version].uri, self.served[target.version].digest) == (target.uri, target.digest)
+        found = self.contents.get(target.uri, NOTHING)
+        if isinstance(found, ErrorBody):
+            return found
+        revision = f"files of {found}"
+        if revision != request.known:
+            self.read += 1
+        return SourceLook(found=found if found != target.digest else "", revision=revision)
 
     def view(self, base: str) -> AdapterRegistry:
         errors = {item.name: self._error(item, base) for item in self.items}

@@ -248,8 +248,13 @@ class World:
                     )
                     self.memory.answered(asked, answer, now=self.now, random=0.5)
             case LookAtSource():
-                self.memory.looking()
-                found = self._sim(action.pod.uid).look(action.request, self.moved, self.written)
+                self.memory.looking(action)
+                sim = self._sim(action.pod.uid)
+                found = (
+                    self._adapters(action.pod).look(action.request)
+                    if action.adapter
+                    else sim.look(action.request, self.moved, self.written)
+                )
                 self.memory.looked(action, found, now=self.now, random=0.5)
             case SendAdapters():
                 untold = [failed for order in action.orders if (failed := self._tell(order))]

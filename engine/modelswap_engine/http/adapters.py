@@ -16,6 +16,7 @@ from modelswap_engine.protocol.adapter_calls import (
     UnloadAdapterRequest,
 )
 from modelswap_engine.protocol.adapters import AdapterState
+from modelswap_engine.protocol.looking import LookRequest
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 
 MAX_ASSIGNMENT_BYTES: Final = 2 << 20
@@ -36,6 +37,7 @@ class AdapterPort:
             web.post(f"{CONTROL_PREFIX}/adapters", self.load),
             web.put(f"{CONTROL_PREFIX}/adapters", self.assign),
             web.post(f"{CONTROL_PREFIX}/adapters/resolve", self.resolve),
+            web.post(f"{CONTROL_PREFIX}/adapters/look", self.look),
             web.get(one, self.status),
             web.delete(one, self.unload),
         ]
@@ -61,6 +63,10 @@ class AdapterPort:
     async def resolve(self, request: web.Request) -> web.Response:
         """Say what sources hold."""
         return json_response(await self._desk.resolve(await read_body(request, ResolveAdaptersRequest)))
+
+    async def look(self, request: web.Request) -> web.Response:
+        """Say whether an adapter's source still holds it."""
+        return json_response(await self._desk.look(await read_body(request, LookRequest)))
 
     async def unload(self, request: web.Request) -> web.Response:
         """Unload an adapter; 202 when requests use it longer than the call wanted to wait."""

@@ -16,7 +16,7 @@ from modelswap_engine.lora.assignments import Assignments
 from modelswap_engine.lora.changes import Changes
 from modelswap_engine.lora.entries import Entry
 from modelswap_engine.lora.following import Following
-from modelswap_engine.lora.reading import Fitting, Opener, Read, open_fitting, read
+from modelswap_engine.lora.reading import Fitting, Opener, Read, look, open_fitting, read
 from modelswap_engine.lora.registrations import Registrations
 from modelswap_engine.lora.registry import Registry
 from modelswap_engine.lora.restoring import Restoring
@@ -49,6 +49,7 @@ from modelswap_engine.protocol.errors import (
     Refused,
     Unavailable,
 )
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 from modelswap_engine.protocol.messages import Fence, VersionRef
 from modelswap_engine.swap.clock import Clock, within
 from modelswap_engine.swap.companion import Base, Effect
@@ -369,19 +370,28 @@ class AdapterDesk:
         found = ResolvedAdapter(name=source.name, uri=source.uri, base_digest=source.base_digest)
         try:
             self._check_name(source.name)
-            content = (await self._within(source, self._reading(settled(source), "resolve"), seconds)).content
+            content = (await self._within(source.name, self._reading(settled(source), "resolve"), seconds)).content
         except ModelswapError as error:
             return msgspec.structs.replace(found, error=error.body())
         return msgspec.structs.replace(found, digest=content.digest, rank=content.rank, bytes=content.nbytes)
+
+    async def look(self, request: LookRequest) -> SourceLook:
+        """Say whether an adapter's source still holds it; see :func:`reading.look`.
+
+        Raises:
+            ModelswapError: it cannot be told now.
+        """
+        ref, seconds = request.target, self._settings.load_seconds
+        return await self._within(ref.version, look(self._opener, ref, known=request.known), seconds)
 
     def _check_order(self, fence: Fence, target: VersionRef) -> None:
         self._registrations.check_order(fence, target, assigned=self._assignments.decision(target.version))
 
     async def _open(self, source: OnTerms) -> Fitting:
-        return await self._within(source, self._opening(source), self._settings.load_seconds)
+        return await self._within(source.name, self._opening(source), self._settings.load_seconds)
 
     async def _read(self, source: OnTerms, operation_id: str) -> Read:
-        return await self._within(source, self._reading(source, operation_id), self._settings.load_seconds)
+        return await self._within(source.name, self._reading(source, operation_id), self._settings.load_seconds)
 
     async def _reading(self, source: OnTerms, operation_id: str) -> Read:
         return await read(await self._opening(source), operation_id=operation_id)
@@ -389,12 +399,12 @@ class AdapterDesk:
     def _opening(self, source: OnTerms) -> Coroutine[Any, Any, Fitting]:
         return open_fitting(self._opener, source, self._host.adapters(), vouching=self._vouching)
 
-    async def _within(self, source: AdapterSource, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    async def _within(self, name: str, work: Coroutine[Any, Any, T], seconds: float) -> T:
         try:
             return await within(self._clock, seconds, work)
         except TimeoutError:
             raise Unavailable(
-                f"adapter {source.name} was not read within {seconds:g} s", advice="check its source, and the way there"
+                f"adapter {name} was not read within {seconds:g} s", advice="check its source, and the way there"
             ) from None
 
     def _check_name(self, name: str) -> None:

@@ -17,8 +17,11 @@ from modelswap_engine.lora.fit import Fit, fit
 from modelswap_engine.lora.terms import OnTerms
 from modelswap_engine.lora.vouching import Vouching, check_hashes
 from modelswap_engine.protocol.adapters import AdapterSource
-from modelswap_engine.protocol.errors import DigestMismatch, Internal
-from modelswap_engine.sources.port import Identity, OpenedAdapter
+from modelswap_engine.protocol.errors import DigestMismatch, Internal, Refused
+from modelswap_engine.protocol.looking import SourceLook
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_engine.sources.adapter import CONFIG_FILE, WEIGHTS_FILE
+from modelswap_engine.sources.port import Identity, OpenedAdapter, others
 
 Reader = Callable[[OnTerms, str], Coroutine[Any, Any, "Read"]]
 """Reads an adapter for an operation, or raises what is wrong with it."""
@@ -101,6 +104,22 @@ async def read(fitting: Fitting, *, operation_id: str) -> Read:
         ),
     )
     return Read(content=content, order=order)
+
+
+async def look(opener: Opener, ref: VersionRef, *, known: str) -> SourceLook:
+    """Say whether an adapter's place still holds it; bytes are read unless its files are those named ``known``.
+
+    Raises:
+        ModelswapError: it cannot be told now, or nothing is there.
+    """
+    opened = await opener.open_adapter(ref.uri, credentials=ref.credentials)
+    if known and opened.revision == known:
+        return SourceLook(revision=known)
+    try:
+        found = adapter_digest(parse_config(opened.config), opened.tensors, await opened.hash())
+    except Refused:  # what was served could be read, so this is another
+        return SourceLook(found=others([CONFIG_FILE, WEIGHTS_FILE]), revision=opened.revision)
+    return SourceLook(found=found if found != ref.digest else "", revision=opened.revision)
 
 
 def defect(name: str, error: Exception) -> Internal:

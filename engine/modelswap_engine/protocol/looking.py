@@ -1,4 +1,7 @@
-"""Looking at a source again: does it still hold, under its name, what was resolved? No tensors are read for it."""
+"""Looking at a source again: does it still hold, under its name, what was resolved?
+
+No tensors of a base are read for it; an adapter, which is small, is read when its files are others than before.
+"""
 
 import re
 from typing import Final
@@ -10,9 +13,14 @@ _FIXED: Final = re.compile(r"hf://[^@]+@[0-9a-f]{40}(/.*)?|oci://.*@sha256:[0-9a
 
 
 class LookRequest(Message, frozen=True, kw_only=True):
-    """``POST /look``: look at the source of ``target``, which is live."""
+    """``POST /look``: look at the source of ``target``, which is live.
+
+    ``POST /adapters/look``: look at that of the adapter that is called as ``target`` calls its version. It is read and
+    hashed, unless its files are those of ``known``, the revision of a look that found ``target`` there.
+    """
 
     target: VersionRef
+    known: str = ""
 
 
 class SourceLook(Message, frozen=True, kw_only=True):

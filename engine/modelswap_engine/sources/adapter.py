@@ -26,6 +26,7 @@ from modelswap_engine.checkpoint.layout import (
 )
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, TensorEntry
 from modelswap_engine.protocol.errors import SourceUnreadable, UnsupportedFormat
+from modelswap_engine.sources.local import revision_of
 from modelswap_engine.sources.port import Identity
 from modelswap_engine.sources.threads import MountThreads
 
@@ -61,6 +62,11 @@ class LocalAdapter:
     def evidence(self) -> Evidence | None:
         """Its manifest and what lies beside that."""
         return self._contents.evidence
+
+    @property
+    def revision(self) -> str:
+        """One name for its config and weights as they were found."""
+        return revision_of({name: self._contents.stamps[name] for name in (CONFIG_FILE, WEIGHTS_FILE)})
 
     async def hash(self, identity: Identity | None = None) -> dict[str, str]:
         """Return name → sha256 of the bytes of every tensor."""

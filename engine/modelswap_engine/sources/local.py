@@ -103,7 +103,7 @@ class LocalCheckpoint:
     def _moved(self) -> SourceLook:
         contents, before = self._again(), self._contents.stamps
         now = {name: stamp for name, stamp in contents.stamps.items() if name != SIGNATURE_FILE}
-        revision = _revision_of(now)
+        revision = revision_of(now)
         if contents.shipped is not None and _written(contents.stamps[MANIFEST_FILE], before.get(MANIFEST_FILE)):
             found = manifests.decode(contents.shipped).digest
             return SourceLook(found=found if found != self._manifest.digest else "", revision=revision)
@@ -144,7 +144,7 @@ def _read(path: str, begin: int, count: int) -> bytes:
         os.close(file)
 
 
-def _revision_of(files: Mapping[str, Stamp]) -> str:
+def revision_of(files: Mapping[str, Stamp]) -> str:
     """Return one name for files, without inodes: a network file system can have others on each node."""
     text = json.dumps(sorted((name, stamp.size, stamp.mtime_ns) for name, stamp in files.items()))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -146,6 +146,10 @@ class OpenedAdapter(Protocol):
     def evidence(self) -> Evidence | None:
         """Its manifest and the signature beside it, to be proved; None where it did not come with both."""
 
+    @property
+    def revision(self) -> str:
+        """One name for its config and weights as they were found, "" where there is none; see :class:`SourceLook`."""
+
     async def hash(self, identity: Identity | None = None) -> dict[str, str]:
         """Return name → sha256 of the bytes of every tensor, which are then where :meth:`range_of` says.
 

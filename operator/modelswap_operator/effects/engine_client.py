@@ -154,6 +154,10 @@ class EngineClient:
         """Ask whether the source still holds what the pod serves."""
         return await self._call("POST", pod, "/look", SourceLook, body=request, seconds=self._timeouts.look)
 
+    async def look_at_adapter(self, pod: Address, request: LookRequest) -> SourceLook:
+        """Ask whether the source of an adapter still holds it; all of it may be read for that."""
+        return await self._call("POST", pod, "/adapters/look", SourceLook, body=request, seconds=self._timeouts.plan)
+
     async def prefetch(self, pod: Address, request: PrefetchRequest) -> list[PrefetchState]:
         """Have versions fetched ahead of their time."""
         return await self._call("POST", pod, "/prefetch", list[PrefetchState], body=request)

@@ -143,8 +143,9 @@ class Performer:
 
     async def look(self, action: LookAtSource) -> SourceLook | ErrorBody:
         """Ask one pod whether the source still holds what it serves."""
+        ask = self._engines.look_at_adapter if action.adapter else self._engines.look
         try:
-            return await self._engines.look(address(action.pod), action.request)
+            return await ask(address(action.pod), action.request)
         except ModelswapError as error:
             return error.body()
 

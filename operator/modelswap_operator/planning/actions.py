@@ -181,10 +181,14 @@ class UntoldPod:
 
 @dataclass(frozen=True, kw_only=True)
 class LookAtSource:
-    """Ask one pod whether the source still holds what it serves; nothing changes in it."""
+    """Ask one pod whether the source still holds what it serves; nothing changes in it.
+
+    ``adapter`` is the one whose source it is; the base's where it is empty.
+    """
 
     pod: Pod
     request: LookRequest
+    adapter: str = ""
 
 
 AdapterAction = AskAdapters | SendAdapters

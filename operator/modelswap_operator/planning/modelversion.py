@@ -80,6 +80,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Action:
             _renew,
             prefetch.send,
             watching.look,
+            lambda _, at: watching.look_at_adapter(adapters, at),
         )
     )
     return next((action for rule in rules if (action := rule(a, now))), None) or _wait(a, now)

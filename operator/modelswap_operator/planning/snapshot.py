@@ -205,7 +205,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """The source of the wanted version, which may come to hold another content under its name.
+    """The source of the wanted version, or of an adapter, which may come to hold another content under its name.
 
     Attributes:
         due: when a pod is to look at it next.
@@ -214,6 +214,7 @@ class Watched:
         found: what it held at the last look that was answered: "" for what was resolved; None before the first.
         revision: which files gave rise to ``found``, while that is a suspicion only.
         cleared: files that another pod had resolved since: they hold the same, whatever others say of them.
+        held: the files that held what was resolved at the last look that found that.
     """
 
     uri: str
@@ -224,6 +225,7 @@ class Watched:
     found: str | None = None
     revision: str = ""
     cleared: tuple[str, ...] = ()
+    held: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +233,7 @@ class Memory:
     """What this process remembers between passes. Losing it costs time and repeated questions, never a wrong decision.
 
     ``idle`` holds the UIDs of pods that were read without an operation in flight and asked for nothing since,
-    ``unasked`` when those that could not be told what to fetch ahead are told again.
+    ``unasked`` when those that could not be told what to fetch ahead are told again. ``watched_adapters`` are by name.
     """
 
     plans: Mapping[PlanKey, PlanResult] = field(default_factory=dict)
@@ -242,6 +244,7 @@ class Memory:
     untold: Mapping[str, Untold] = field(default_factory=dict)
     unasked: Mapping[str, datetime] = field(default_factory=dict)
     watched: Watched | None = None
+    watched_adapters: Mapping[str, Watched] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,18 @@ source that names its content itself is not asked, and one that does not answer 
 """
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from modelswap_engine.protocol.adapters import AdapterSource, AdapterStatus
+from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.looking import LookRequest, SourceLook, fixed, proven
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.protocol.version import LOOKS_SINCE
 from modelswap_operator.planning.actions import LookAtSource
+from modelswap_operator.planning.adapters import Adapters, is_of, serving
 from modelswap_operator.planning.assess import Assessment
 from modelswap_operator.planning.snapshot import Pod, Snapshot, Watched
 
@@ -29,11 +33,40 @@ def watched(snapshot: Snapshot, now: datetime) -> Watched | None:
     target = Assessment(snapshot).target if snapshot.spec is not None else None
     if target is None or fixed(target.uri):
         return None
-    known = snapshot.memory.watched
-    if known is None or (known.uri, known.digest) != (target.uri, target.digest):
-        share = zlib.crc32(f"{snapshot.uid} {target.digest}".encode()) / 2**32
-        known = Watched(uri=target.uri, digest=target.digest, due=now + share * EVERY)
+    known = _same(snapshot.memory.watched, target.uri, target.digest) or _begun(
+        snapshot, target.uri, target.digest, now
+    )
     return replace(known, due=min(known.due, now)) if snapshot.asked_again else known
+
+
+def watched_adapters(snapshot: Snapshot, now: datetime) -> dict[str, Watched]:
+    """Return the same of each assigned adapter, by name: of its source for the base that is stable."""
+    before, found = snapshot.memory.watched_adapters, {}
+    again = {a.spec.adapter_name for a in snapshot.adapters if a.asked_again and a.spec is not None}
+    for source in _assigned(snapshot):
+        known = _same(before.get(source.name), source.uri, source.digest)
+        known = known or _begun(snapshot, source.uri, source.digest, now)
+        found[source.name] = replace(known, due=min(known.due, now)) if source.name in again else known
+    return found
+
+
+def _assigned(snapshot: Snapshot) -> Iterator[AdapterSource]:
+    current = snapshot.assignment
+    if current is None or current.stable is None or current.owner_uid != snapshot.uid:
+        return
+    for item in current.adapters:
+        source = item.source_for(current.stable.digest)
+        if source is not None and not fixed(source.uri):
+            yield source
+
+
+def _same(known: Watched | None, uri: str, digest: str) -> Watched | None:
+    return known if known is not None and (known.uri, known.digest) == (uri, digest) else None
+
+
+def _begun(snapshot: Snapshot, uri: str, digest: str, now: datetime) -> Watched:
+    share = zlib.crc32(f"{snapshot.uid} {digest}".encode()) / 2**32
+    return Watched(uri=uri, digest=digest, due=now + share * EVERY)
 
 
 def look(a: Assessment, now: datetime) -> LookAtSource | None:
@@ -48,6 +81,41 @@ def look(a: Assessment, now: datetime) -> LookAtSource | None:
     return LookAtSource(pod=able[known.looks % len(able)], request=LookRequest(target=ref))
 
 
+def look_at_adapter(adapters: Adapters, now: datetime) -> LookAtSource | None:
+    """Have a pod that serves an adapter look at its source, one adapter after the other: what changed is read whole."""
+    a, known = adapters.a, adapters.a.snapshot.memory.watched_adapters
+    if not a.done or any(one.asked for one in known.values()):
+        return None
+    sources = [source for source in _assigned(a.snapshot) if source.name in known and known[source.name].due <= now]
+    for source in sorted(sources, key=lambda source: known[source.name].due):
+        able = [pod for pod in a.on_target if _looks(pod) and is_of(_served(pod, source.name), source)]
+        if able:
+            seen = known[source.name]
+            ref = VersionRef(version=source.name, uri=source.uri, digest=source.digest, credentials=source.credentials)
+            request = LookRequest(target=ref, known=seen.held)
+            return LookAtSource(pod=able[seen.looks % len(able)], request=request, adapter=source.name)
+    return None
+
+
+def _served(pod: Pod, name: str) -> AdapterStatus | None:
+    return serving(pod.state, name) if pod.state is not None else None
+
+
+def asked(known: Watched) -> Watched:
+    """Return what is known once a pod has been asked to look."""
+    return replace(known, asked=True, looks=known.looks + 1)
+
+
+def answered(
+    known: Watched, target: VersionRef, answer: SourceLook | ErrorBody, *, now: datetime, random: float
+) -> Watched:
+    """Return what is known once it has answered; one that could not tell changes nothing but when the next one is."""
+    if _same(known, target.uri, target.digest) is None:
+        return known
+    known = told(known, answer) if isinstance(answer, SourceLook) else known
+    return replace(known, asked=False, due=now + EVERY * (0.8 + 0.4 * random))
+
+
 def told(known: Watched, answer: SourceLook) -> Watched:
     """Return what is known after an answer; the last one holds, but for files that were found to hold the same.
 
@@ -57,7 +125,7 @@ def told(known: Watched, answer: SourceLook) -> Watched:
     if answer.found == "":
         same = known.revision != "" and known.revision == answer.revision
         cleared = (*known.cleared, known.revision)[-CLEARED:] if same else known.cleared
-        return replace(known, found="", revision="", cleared=cleared)
+        return replace(known, found="", revision="", cleared=cleared, held=answer.revision)
     if proven(answer.found):
         return replace(known, found=answer.found, revision="")
     if answer.revision in known.cleared:
@@ -67,7 +135,10 @@ def told(known: Watched, answer: SourceLook) -> Watched:
 
 def _came_from(pod: Pod, known: Watched) -> bool:
     """Say whether a pod can look, and has what it serves from there."""
-    state = pod.state
-    if state is None or state.live is None or state.protocol_version < LOOKS_SINCE:
-        return False
-    return (state.live.uri, state.live.digest) == (known.uri, known.digest)
+    live = pod.state.live if pod.state is not None else None
+    return live is not None and _looks(pod) and (live.uri, live.digest) == (known.uri, known.digest)
+
+
+def _looks(pod: Pod) -> bool:
+    """Say whether a pod's sidecar is known to be able to look at sources."""
+    return pod.state is not None and pod.state.protocol_version >= LOOKS_SINCE

@@ -8,10 +8,13 @@ from typing import Final
 
 from modelswap_engine.protocol.adapter_calls import ResolvedAdapters
 from modelswap_engine.protocol.errors import ErrorBody, Unavailable
+from modelswap_engine.protocol.looking import SourceLook
+from modelswap_engine.protocol.messages import VersionRef
+from modelswap_operator.planning import watching
 from modelswap_operator.planning.actions import AdapterOrder, ResolveOrder, UntoldPod
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
 from modelswap_operator.planning.errors import is_final
-from modelswap_operator.planning.snapshot import Resolution, ResolveKey, Snapshot, Untold
+from modelswap_operator.planning.snapshot import Resolution, ResolveKey, Snapshot, Untold, Watched
 
 LATE: Final = (Unavailable.code, "EngineTimeout")
 """What is said of a source that did not answer, by the pod or for it."""
@@ -19,11 +22,12 @@ _EMPTY = ErrorBody(code="EngineFailed", message="the pod said nothing about this
 
 
 class AdapterMemory:
-    """Sources that were looked up, and pods that could not be told."""
+    """Sources that were looked up or are watched, and pods that could not be told."""
 
     def __init__(self) -> None:
         self._resolved: dict[ResolveKey, Resolution] = {}
         self._untold: dict[str, Untold] = {}
+        self._watched: dict[str, Watched] = {}
 
     @property
     def resolved(self) -> Mapping[ResolveKey, Resolution]:
@@ -34,6 +38,11 @@ class AdapterMemory:
     def untold(self) -> Mapping[str, Untold]:
         """Pods that could not be told, by UID."""
         return MappingProxyType(dict(self._untold))
+
+    @property
+    def watched(self) -> Mapping[str, Watched]:
+        """What is known of the sources that may come to hold another content, by name."""
+        return MappingProxyType(dict(self._watched))
 
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
         """Forget sources that nobody names any more, so that one which is named again is looked at again, and pods.
@@ -54,6 +63,7 @@ class AdapterMemory:
             for key, found in self._resolved.items()
             if key in named and (found.pod in pods or not found.pending)  # of a pod that is gone no answer will come
         }
+        self._watched = watching.watched_adapters(snapshot, now)
         present = {pod.uid for pod in snapshot.pods}
         self._untold = {uid: found for uid, found in self._untold.items() if uid in present}
         again = {a.spec.adapter_name for a in snapshot.adapters if a.asked_again and a.spec is not None}
@@ -80,6 +90,18 @@ class AdapterMemory:
             self._untold[pod.pod.uid] = Untold(
                 revision=pod.revision, attempts=attempts, retry_at=now + delay(attempts, random), error=pod.error
             )
+
+    def looking_at(self, name: str) -> None:
+        """Remember that a pod looks at an adapter's source again."""
+        if name in self._watched:
+            self._watched[name] = watching.asked(self._watched[name])
+
+    def looked_at(
+        self, name: str, target: VersionRef, answer: SourceLook | ErrorBody, *, now: datetime, random: float
+    ) -> None:
+        """Remember what a pod saw there."""
+        if name in self._watched:
+            self._watched[name] = watching.answered(self._watched[name], target, answer, now=now, random=random)
 
     def looking_up(self, order: ResolveOrder) -> None:
         """Remember that a pod is working on it."""

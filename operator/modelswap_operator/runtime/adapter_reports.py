@@ -74,7 +74,7 @@ class AdapterReports:
             except (ApiConflict, ApiNotFound):
                 return  # it has changed, or is gone: its event asks for another look
             self._tools.metrics.status_written(LORAADAPTER_KIND)
-            for note in events.of_ready(adapter.status, status):
+            for note in events.of_adapter(adapter.status, status):
                 await self._tools.events.write(
                     kind=LORAADAPTER_KIND,
                     namespace=self._namespace,

@@ -54,6 +54,7 @@ class SlotMemory:
             untold=self.adapters.untold,
             unasked=MappingProxyType(dict(self._unasked)),
             watched=self._watched,
+            watched_adapters=self.adapters.watched,
         )
 
     def take_in(self, snapshot: Snapshot, now: datetime) -> None:
@@ -82,18 +83,20 @@ class SlotMemory:
         self._progress = advance(snapshot, now)
         self._watched = watching.watched(snapshot, now)
 
-    def looking(self) -> None:
+    def looking(self, action: LookAtSource) -> None:
         """Remember that a pod looks at the source."""
-        if self._watched is not None:
-            self._watched = replace(self._watched, asked=True, looks=self._watched.looks + 1)
+        if action.adapter:
+            self.adapters.looking_at(action.adapter)
+        elif self._watched is not None:
+            self._watched = watching.asked(self._watched)
 
     def looked(self, action: LookAtSource, answer: SourceLook | ErrorBody, *, now: datetime, random: float) -> None:
         """Remember what a pod saw there; one that could not tell changes nothing of what is known."""
-        known, target = self._watched, action.request.target
-        if known is None or (known.uri, known.digest) != (target.uri, target.digest):
-            return
-        known = watching.told(known, answer) if isinstance(answer, SourceLook) else known
-        self._watched = replace(known, asked=False, due=now + watching.EVERY * (0.8 + 0.4 * random))
+        target = action.request.target
+        if action.adapter:
+            self.adapters.looked_at(action.adapter, target, answer, now=now, random=random)
+        elif self._watched is not None:
+            self._watched = watching.answered(self._watched, target, answer, now=now, random=random)
 
     def asked_ahead(self, orders: Iterable[PrefetchOrder], failed: Iterable[FailedAttempt], *, now: datetime) -> None:
         """Remember which pods could not be told what to fetch ahead."""

@@ -201,7 +201,7 @@ class SlotTask(ObjectTask):
 
     def _watch(self, action: LookAtSource) -> None:
         """Ask in the background: a source may take its time."""
-        self._memory.looking()
+        self._memory.looking(action)
         self._begin("look", self._looked(action))
 
     def _begin(self, what: str, question: Coroutine[Any, Any, None]) -> None:

@@ -21,6 +21,7 @@ from modelswap_operator.planning.assess import Assessment, proved
 from modelswap_operator.planning.errors import is_final, text
 from modelswap_operator.planning.snapshot import Adapter, Pod, Snapshot, Unreachable
 from modelswap_operator.status.conditions import Verdict, conditions, cut
+from modelswap_operator.status.facts import adapter_drifted
 
 LISTED = 50
 _ORDER = ("Refused", "NoSource", "Unsupported", "Unreachable", "Retrying", "NotReady", "Loading", "Waiting", "Loaded")
@@ -63,6 +64,8 @@ def adapter_statuses(
     adapters = Adapters(Assessment(snapshot))
     for wish in adapters.wishes:
         rows = _rows(adapters, wish, wish.item) if wish.item is not None else []
+        target = _target(adapters.a, wish)
+        name = wish.item.name if wish.item is not None else ""
         yield (
             wish.adapter,
             _status(
@@ -70,7 +73,8 @@ def adapter_statuses(
                 _routed(_verdict(adapters, wish, rows), services.get(wish.adapter.name)),
                 rows=rows,
                 wanted=_wanted(wish, rows),
-                target=_target(adapters.a, wish),
+                target=target,
+                drifted=adapter_drifted(adapters.a, name, wish.adapter.status, target),
                 service=services.get(wish.adapter.name),
                 now=now,
             ),
@@ -85,6 +89,7 @@ def _status(
     rows: list[_Row] | None = None,
     wanted: int = 0,
     target: AdapterTarget | None = None,
+    drifted: Verdict | None = None,
     service: ServiceOutcome | None = None,
 ) -> LoRAAdapterStatus:
     before, listed = adapter.status, sorted(rows or [], key=lambda r: (_ORDER.index(r.kind), r.status.name))
@@ -94,6 +99,7 @@ def _status(
         Verdict(ConditionType.RECONCILING, bool(verdict.reconciling), verdict.reconciling, verdict.message),
         Verdict(ConditionType.STALLED, verdict.stalled, verdict.reason, verdict.message),
         Verdict(ConditionType.SUSPENDED, suspended, Reason.SUSPENDED, "spec.suspend is true: pods stay as they are"),
+        *([drifted] if drifted is not None else []),
     )
     return LoRAAdapterStatus(
         observed_generation=adapter.generation if verdict.decided else before.observed_generation,

@@ -65,6 +65,11 @@ def of_status(before: ModelVersionStatus, after: ModelVersionStatus) -> tuple[No
     return (*notes, *(note for note in ready if not any(n.reason == note.reason for n in notes)))
 
 
+def of_adapter(before: LoRAAdapterStatus, after: LoRAAdapterStatus) -> tuple[Note, ...]:
+    """Return what is worth telling about a change of an adapter's status."""
+    return (*_source(before, after), *of_ready(before, after))
+
+
 def of_ready(before: Status, after: Status) -> tuple[Note, ...]:
     """Return what is worth telling about a change of Ready, of either kind."""
     old, new = (find(s.conditions, ConditionType.READY) for s in (before, after))
@@ -91,7 +96,7 @@ def _drifted(before: ModelVersionStatus, after: ModelVersionStatus) -> list[Note
     return [note for note in notes if note is not None]
 
 
-def _source(before: ModelVersionStatus, after: ModelVersionStatus) -> list[Note]:
+def _source(before: Status, after: Status) -> list[Note]:
     old, new = (find(s.conditions, ConditionType.SOURCE_DRIFTED) for s in (before, after))
     return [Note(reason=new.reason, action="Look", text=new.message, warning=True)] if new and not old else []
 

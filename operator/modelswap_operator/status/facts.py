@@ -1,11 +1,13 @@
 """Conditions that state facts, whatever the spec wants: Serving, WeightsVerified, Suspended, SourceDrifted."""
 
-from modelswap_engine.protocol.assignment import AssignmentTarget
+from collections.abc import Iterable
+
 from modelswap_engine.protocol.looking import proven
-from modelswap_operator.api.conditions import find
+from modelswap_operator.api.conditions import Condition, find
+from modelswap_operator.api.loraadapter import AdapterTarget, LoRAAdapterStatus
 from modelswap_operator.api.reasons import TEXTS, ConditionType, Reason
 from modelswap_operator.planning.assess import Assessment, proved
-from modelswap_operator.planning.snapshot import Unreachable
+from modelswap_operator.planning.snapshot import Unreachable, Watched
 from modelswap_operator.status import pods
 from modelswap_operator.status.conditions import Verdict
 
@@ -55,29 +57,50 @@ def drifted(a: Assessment) -> Verdict:
 
     An operator that has just started repeats what was said, until a pod has looked.
     """
-    kind, look, target = ConditionType.SOURCE_DRIFTED, a.snapshot.memory.watched, a.target
+    look, target, shown = a.snapshot.memory.watched, a.target, a.snapshot.status.target
     if look is None or target is None or (look.uri, look.digest) != (target.uri, target.digest):
-        return Verdict(kind, False, Reason.SOURCE_DRIFTED, "")
+        return _moved(False, "")
+    advice = "publish what is there under a name of its own and set spec.source and spec.version"
     if look.found is not None:
-        return Verdict(kind, look.found != "", Reason.SOURCE_DRIFTED, _found(look.found, target))
-    said, shown = find(a.snapshot.status.conditions, kind), a.snapshot.status.target
+        return _moved(look.found != "", _found(look, f"{target.digest} ({target.version})", advice))
     same = shown is not None and (shown.resolved_uri, shown.digest) == (target.uri, target.digest)
-    return Verdict(kind, said is not None and same, Reason.SOURCE_DRIFTED, said.message if said is not None else "")
+    return _repeated(a.snapshot.status.conditions, same=same)
 
 
-def _found(found: str, target: AssignmentTarget) -> str:
+def adapter_drifted(a: Assessment, name: str, before: LoRAAdapterStatus, target: AdapterTarget | None) -> Verdict:
+    """Say the same of the source that an adapter is assigned from."""
+    look, shown = a.snapshot.memory.watched_adapters.get(name), before.target
+    if look is None or target is None or (look.uri, look.digest) != (target.uri, target.digest):
+        return _moved(False, "")
+    advice = "publish what is there under a name of its own and set spec.sources"
+    if look.found is not None:
+        return _moved(look.found != "", _found(look, look.digest, advice))
+    same = shown is not None and (shown.uri, shown.digest) == (target.uri, target.digest)
+    return _repeated(before.conditions, same=same)
+
+
+def _moved(moved: bool, message: str) -> Verdict:
+    return Verdict(ConditionType.SOURCE_DRIFTED, moved, Reason.SOURCE_DRIFTED, message)
+
+
+def _repeated(conditions: Iterable[Condition], *, same: bool) -> Verdict:
+    said = find(conditions, ConditionType.SOURCE_DRIFTED)
+    return _moved(said is not None and same, said.message if said is not None else "")
+
+
+def _found(look: Watched, what: str, advice: str) -> str:
     """Say what a source holds, and only what is known of it."""
-    what = f"{target.digest} ({target.version})"
+    found = look.found or ""
     if proven(found):
-        seen = f"{target.uri} holds {found} now and not {what} any more: pods serve on, and one that has to fetch that"
+        seen = f"{look.uri} holds {found} now and not {what} any more: pods serve on, and one that has to fetch that"
         seen = f"{seen} cannot; put it back"
     else:
         seen = (
-            f"{target.uri} has {found} than those that {what} was read from; whether the tensors differ is not known "
+            f"{look.uri} has {found} than those that {what} was read from; whether the tensors differ is not known "
             "until they are read. Pods serve on; one that has to fetch that cannot if they do. Let a pod with an empty "
             "volume read them, put the old files back"
         )
-    return f"{seen}, or publish what is there under a name of its own and set spec.source and spec.version"
+    return f"{seen}, or {advice}"
 
 
 def _count(number: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from modelswap_engine.lora.desk import AdapterDesk
 from modelswap_engine.lora.settings import LoraSettings
-from modelswap_engine.protocol.adapter_calls import LoadAdapterRequest, UnloadAdapterRequest
+from modelswap_engine.protocol.adapter_calls import LoadAdapterRequest, ResolveAdaptersRequest, UnloadAdapterRequest
 from modelswap_engine.protocol.adapters import AdapterSource, AdapterState, AdapterStatus
 from modelswap_engine.protocol.errors import (
     AdapterLimit,
@@ -29,6 +29,7 @@ from modelswap_engine.protocol.errors import (
     WorkerLost,
     WrongPod,
 )
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 from modelswap_engine.protocol.messages import Fence, VersionRef
 from tests.support.clock import ManualClock
 from tests.support.fake_adapters import FakeBase, FakeHost, FakeOpener
@@ -393,3 +394,28 @@ async def test_of_two_contents_at_the_same_time_one_is_the_name_and_no_other_sta
     await world.clock.settle()
     assert len(world.desk.contents()) == 1
     world.agrees()
+
+
+async def test_a_source_that_is_looked_at_again_is_read_unless_its_files_are_known(world: World) -> None:
+    status = await world.load("a")
+    target = VersionRef(version="a", uri=status.uri, digest=status.digest)
+    seen = await world.clock.run(world.desk.look(LookRequest(target=target)))
+    assert (seen, world.opener.opened.hashed) == (SourceLook(revision="files of one"), True)
+    known = LookRequest(target=target, known=seen.revision)
+    assert await world.clock.run(world.desk.look(known)) == seen
+    assert not world.opener.opened.hashed
+    world.opener.put(status.uri, "two")
+    found = await world.clock.run(world.desk.look(known))
+    other = await world.clock.run(
+        world.desk.resolve(ResolveAdaptersRequest(sources=[AdapterSource(name="x", uri=status.uri)]))
+    )
+    assert found == SourceLook(found=other.adapters[0].digest, revision="files of two")
+    world.opener.put(status.uri, "one")
+    assert (await world.clock.run(world.desk.look(LookRequest(target=target)))).found == "", "it is back"
+    world.opener.configs[status.uri] = b"{}"
+    spoilt = await world.clock.run(world.desk.look(LookRequest(target=target)))
+    assert spoilt.found == "other files (adapter_config.json, adapter_model.safetensors)"
+    del world.opener.contents[status.uri]
+    with pytest.raises(SourceNotFound):
+        await world.clock.run(world.desk.look(LookRequest(target=target)))
+    assert world.desk.status("a").digest == status.digest, "nothing was loaded for it"

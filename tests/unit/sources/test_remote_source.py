@@ -438,6 +438,10 @@ async def test_an_adapter_is_fetched_and_hashed(world: World, places: MemoryPlac
     assert hashes == {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in TENSORS.items()}
     found = opened.range_of(opened.tensors["a.weight"], sha256=hashes["a.weight"])
     assert Path(found.path).read_bytes() == TENSORS["a.weight"][2]
+    assert (await world.source.open_adapter(URI)).revision == opened.revision != ""
+    (folder / "adapter_config.json").write_bytes(b"{ }")
+    places.upload(URI, folder)
+    assert (await world.source.open_adapter(URI)).revision != opened.revision
 
 
 def adapter(folder: Path, places: MemoryPlaces) -> dict[str, str]:

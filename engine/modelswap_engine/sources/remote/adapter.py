@@ -24,7 +24,7 @@ from modelswap_engine.sources.remote.contents import Places, read_header, read_w
 from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
 from modelswap_engine.sources.remote.port import FileStat, Folder
-from modelswap_engine.sources.remote.records import Records
+from modelswap_engine.sources.remote.records import Records, revision_of
 from modelswap_engine.sources.remote.sharing import Sharing, take
 from modelswap_engine.store.content import ContentStore
 
@@ -73,6 +73,11 @@ class RemoteAdapter:
         if self._manifest is None or self._signature is None:
             return None
         return Evidence(self._manifest, self._signature)
+
+    @property
+    def revision(self) -> str:
+        """One name for its files as they were found."""
+        return revision_of(self._places)
 
     async def hash(self, identity: Identity | None = None) -> dict[str, str]:
         """Bring all tensors and return name → sha256."""
