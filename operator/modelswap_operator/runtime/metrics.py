@@ -32,6 +32,37 @@ class Metrics:
             registry=registry,
         )
         self._active = Gauge("modelswap_active_workers", "Passes under way.", ["kind"], registry=registry)
+        self._depth = Gauge(
+            "modelswap_workqueue_depth",
+            "Objects whose pass was asked for and has not begun.",
+            ["kind"],
+            registry=registry,
+        )
+        self._longest = Gauge(
+            "modelswap_workqueue_longest_running_processor_seconds",
+            "How long the oldest pass under way has been going on.",
+            ["kind"],
+            registry=registry,
+        )
+        self._adds = Counter(
+            "modelswap_workqueue_adds_total",
+            "Passes asked for, by an event or because it was time; several before one are one.",
+            ["kind"],
+            registry=registry,
+        )
+        self._retries = Counter(
+            "modelswap_workqueue_retries_total",
+            "Passes that are made once more after an error or a conflict.",
+            ["kind"],
+            registry=registry,
+        )
+        self._waited = Histogram(
+            "modelswap_workqueue_queue_duration_seconds",
+            "From asking for a pass until it begins.",
+            ["kind"],
+            buckets=PASS_BUCKETS,
+            registry=registry,
+        )
         self._objects = Gauge(
             "modelswap_objects",
             "Objects by what they are, such as Ready or Stalled.",
@@ -83,12 +114,27 @@ class Metrics:
         finally:
             self._active.labels(kind).dec()
 
+    def asked(self, kind: str) -> None:
+        """Count a pass that was asked for."""
+        self._adds.labels(kind).inc()
+
+    def begun(self, kind: str, waited: float) -> None:
+        """Note that a pass that was asked for begins, after so many seconds."""
+        self._waited.labels(kind).observe(waited)
+
+    def queue(self, kind: str, *, depth: Callable[[], float], longest: Callable[[], float]) -> None:
+        """Learn who says, whenever it is asked, how many wait for a pass and for how long the oldest one goes on."""
+        self._depth.labels(kind).set_function(depth)
+        self._longest.labels(kind).set_function(longest)
+
     def reconciled(self, kind: str, result: str, seconds: float) -> None:
         """Count a pass: success, requeue, requeue_after or error."""
         self._total.labels(kind, result).inc()
         self._seconds.labels(kind).observe(seconds)
         if result == "error":
             self._errors.labels(kind).inc()
+        if result in ("error", "requeue"):
+            self._retries.labels(kind).inc()
 
     def standing(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Say how many objects there are by kind and by what they are; what is not named is there no more."""

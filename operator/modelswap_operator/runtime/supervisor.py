@@ -6,7 +6,8 @@ in an outage costs time and nothing else.
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -36,6 +37,12 @@ class Supervisor:
         self._tasks: dict[Key, tuple[ObjectTask, asyncio.Task[None]]] = {}
         self._listed = False
         self._beat = tools.clock()
+        for kind in _KINDS.values():
+            tools.metrics.queue(
+                kind.kind,
+                depth=partial(lambda of: sum(item.wanted for item in self._of(of)), kind),
+                longest=partial(lambda of: self._oldest(self._of(of)), kind),
+            )
 
     def wake(self, plural: str, namespace: str, name: str) -> None:
         """Have an object looked at soon; its task is made when there is none."""
@@ -75,12 +82,11 @@ class Supervisor:
     def pulse(self) -> Pulse:
         """Return how the loops are, for the probes."""
         now = self._tools.clock()
-        begun = [item.pass_began for item, _ in self._tasks.values() if item.pass_began is not None]
         return Pulse(
             leading=True,
             listed=self._listed,
             beat_age=now - self._beat,
-            oldest_pass=now - min(begun, default=now),
+            oldest_pass=self._oldest(item for item, _ in self._tasks.values()),
         )
 
     async def _list_all(self) -> None:
@@ -114,3 +120,11 @@ class Supervisor:
         for key in [key for key, (_, task) in self._tasks.items() if task.done()]:
             del self._tasks[key]
         self._tools.metrics.standing(sum((item.standings for item, _ in self._tasks.values()), Counter()))
+
+    def _of(self, kind: type[ObjectTask]) -> list[ObjectTask]:
+        return [item for item, _ in self._tasks.values() if isinstance(item, kind)]
+
+    def _oldest(self, items: Iterable[ObjectTask]) -> float:
+        """Return for how many seconds the oldest pass has been going on, 0 where there is none."""
+        now = self._tools.clock()
+        return now - min((item.pass_began for item in items if item.pass_began is not None), default=now)

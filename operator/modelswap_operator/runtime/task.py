@@ -49,7 +49,9 @@ class ObjectTask(ABC):
         self.standings: Counter[tuple[str, str]] = Counter()
         self._tools = tools
         self._woken = asyncio.Event()
+        self._asked_at = 0.0
         self._failures = 0
+        self.wake()
 
     @abstractmethod
     async def look_and_act(self) -> Again:
@@ -81,7 +83,10 @@ class ObjectTask(ABC):
 
     def wake(self) -> None:
         """Ask for a pass; several wakes before it are one."""
-        self._woken.set()
+        if not self.wanted:
+            self._woken.set()
+            self._asked_at = self._tools.clock()
+            self._tools.metrics.asked(self.kind)
 
     @property
     def wanted(self) -> bool:
@@ -91,6 +96,7 @@ class ObjectTask(ABC):
     async def run(self) -> None:
         """Make passes until the object is gone for good."""
         while True:
+            self._tools.metrics.begun(self.kind, self._tools.clock() - self._asked_at)
             self._woken.clear()
             again = await self._guarded()
             if again.finished and not self.wanted:
@@ -104,7 +110,7 @@ class ObjectTask(ABC):
             async with asyncio.timeout(limit if seconds is None else min(max(seconds, 0.0), limit)):
                 await self._woken.wait()
         except TimeoutError:
-            return
+            self.wake()  # it is time
 
     async def _guarded(self) -> Again:
         """Make a pass, and turn whatever it raises into a later one."""

@@ -75,6 +75,9 @@ class World:
         labels = {"kind": "Thing", "result": result}
         return self.metrics.registry.get_sample_value("modelswap_reconcile_total", labels) or 0
 
+    def queue(self, name: str, kind: str = "Thing") -> float:
+        return self.metrics.registry.get_sample_value(f"modelswap_workqueue_{name}", {"kind": kind}) or 0
+
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +192,42 @@ async def test_many_wakes_are_one_pass_and_one_during_a_pass_is_not_lost(world: 
     go_on.set()
     await asyncio.wait_for(turning, 60)
     assert thing.made == 2  # it was over for the first, had nobody woken it
+
+
+async def test_a_pass_that_was_asked_for_is_counted_with_its_wait_and_its_retries(world: World) -> None:
+    async def slow() -> Again:
+        for _ in range(3):
+            thing.wake()  # asked for in the middle of a pass: once, and it waits for the end
+        world.clock.seconds += 7
+        return Again()
+
+    async def late() -> Again:
+        return Again(seconds=0.0)
+
+    conflict = ApiConflict(verb="patch", path="/", status=409, message="changed meanwhile")
+    thing = Thing(world, slow, late, fails(AWAY), fails(conflict))
+    assert world.queue("adds_total") == 1, "what is new wants a pass"
+    await asyncio.wait_for(thing.run(), 60)
+    assert (thing.made, world.queue("adds_total"), world.queue("retries_total")) == (5, 5, 2)
+    assert world.queue("queue_duration_seconds_count") == 5
+    assert 7 < world.queue("queue_duration_seconds_sum") < 8
+
+
+async def test_what_waits_and_what_hangs_is_shown(world: World) -> None:
+    def shown(name: str) -> float:
+        return world.queue(name, kind="ModelVersion")
+
+    async with running(world) as supervisor:
+        await until(lambda: ready(supervisor.pulse())[0] == 200)
+        world.api.answers.clear()
+        supervisor.wake(MODELVERSIONS, "here", "slot")
+        await until(lambda: supervisor.pulse().oldest_pass > 0)
+        supervisor.wake(MODELVERSIONS, "here", "slot")
+        world.clock.seconds += 50
+        await until(lambda: shown("longest_running_processor_seconds") > 50)
+        assert shown("depth") == 1
+        world.api.answers.set()
+        await until(lambda: (shown("depth"), shown("longest_running_processor_seconds")) == (0, 0))
 
 
 def test_kopf_waits_for_the_api_server_without_an_end_and_at_a_bounded_pace() -> None:
