@@ -6,12 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from modelswap_engine.http.kubernetes_auth import Expected, KeySet, KubernetesAuthenticator, issuer_of
-from modelswap_engine.protocol.errors import Forbidden, Unauthenticated, Unavailable
+from modelswap_engine.protocol.errors import Forbidden, Unauthenticated, Unavailable, WrongPod
 from tests.support.tokens import ISSUER, NOW, POD_UID, SUBJECT, Signer, claims, forged, key_set
 
 RSA = Signer("rsa-1")
 EC = Signer("ec-1", "ES256")
 STRANGER = Signer("rsa-1")  # same id, another key
+OTHER_UID = "6f1c0b0e-7d0c-4a52-9f43-0d6a7b1f8f12"
 
 
 class Cluster:
@@ -31,7 +32,7 @@ class Cluster:
 
     def authenticator(self) -> KubernetesAuthenticator:
         return KubernetesAuthenticator(
-            expected=Expected(audience=POD_UID, issuer=ISSUER, subjects=frozenset({SUBJECT})),
+            expected=Expected(audience=POD_UID, issuer=ISSUER, subjects=frozenset({SUBJECT}), one_pod=True),
             keys=KeySet(self.fetch, clock=lambda: self.now),
             clock=lambda: self.now,
         )
@@ -58,8 +59,13 @@ FORGERIES: dict[str, Callable[[], str | None]] = {
     "unknown kid": lambda: RSA.sign(claims(), kid="other"),
     "kid of another key": lambda: RSA.sign(claims(), kid="ec-1"),
     "key inside the token": lambda: STRANGER.sign(claims(), jwk=STRANGER.jwk()),
-    "another pod": lambda: RSA.sign(claims(aud=["another-pod"])),
+    "no pod's name": lambda: RSA.sign(claims(aud=["another-pod"])),
     "api server's audience": lambda: RSA.sign(claims(aud=[ISSUER])),
+    "two pods": lambda: RSA.sign(claims(aud=[OTHER_UID, "6f1c0b0e-7d0c-4a52-9f43-0d6a7b1f8f13"])),
+    "another pod, expired": lambda: RSA.sign(claims(aud=[OTHER_UID], exp=int(NOW) - 11)),
+    "another pod, by a stranger": lambda: STRANGER.sign(claims(aud=[OTHER_UID])),
+    "another pod, of another cluster": lambda: RSA.sign(claims(aud=[OTHER_UID], iss="https://elsewhere")),
+    "audience is an object": lambda: RSA.sign(claims(aud=[{"uid": POD_UID}])),
     "no audience": lambda: RSA.sign(claims(aud=None)),
     "expired": lambda: RSA.sign(claims(exp=int(NOW) - 11)),
     "no expiry": lambda: RSA.sign(claims(exp=None)),
@@ -91,6 +97,20 @@ async def test_forged_and_foreign_tokens_are_refused(name: str) -> None:
 async def test_a_good_token_of_a_subject_not_on_the_list_is_forbidden() -> None:
     with pytest.raises(Forbidden, match="default:default"):
         await Cluster().authenticator().authenticate(RSA.sign(claims(sub="system:serviceaccount:default:default")))
+
+
+@pytest.mark.parametrize("audience", [[OTHER_UID], OTHER_UID])
+async def test_a_token_for_the_pod_that_had_this_address_before_says_so(audience: object) -> None:
+    with pytest.raises(WrongPod, match=OTHER_UID) as caught:
+        await Cluster().authenticator().authenticate(RSA.sign(claims(aud=audience)))
+    assert caught.value.details == {"expected": OTHER_UID, "actual": POD_UID}
+
+
+async def test_who_may_not_decide_here_does_not_learn_which_pod_it_is() -> None:
+    stranger = claims(aud=[OTHER_UID], sub="system:serviceaccount:default:default")
+    with pytest.raises(Forbidden) as caught:
+        await Cluster().authenticator().authenticate(RSA.sign(stranger))
+    assert POD_UID not in str(caught.value.body())
 
 
 async def test_leeway_is_small() -> None:

@@ -71,7 +71,7 @@ async def cluster_authenticator(
             f"this pod's service-account token in {account}: {error}",
             advice="mount a service-account token and the cluster's CA there, as the engine's chart does",
         ) from None
-    expected = Expected(audience=pod_uid, issuer=issuer, subjects=subjects)
+    expected = Expected(audience=pod_uid, issuer=issuer, subjects=subjects, one_pod=True)
     return KubernetesAuthenticator(expected=expected, keys=keys, clock=time.time)
 
 

@@ -8,6 +8,7 @@ HTTP itself.
 
 import asyncio
 import json
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +17,7 @@ import jwt
 import structlog
 
 from modelswap_engine.http.auth import MAX_TOKEN_CHARACTERS, Principal
-from modelswap_engine.protocol.errors import Forbidden, Unauthenticated, Unavailable
+from modelswap_engine.protocol.errors import Forbidden, Unauthenticated, Unavailable, WrongPod
 
 ALGORITHMS: Final = ("RS256", "ES256")
 LEEWAY_SECONDS: Final = 10.0
@@ -29,11 +30,15 @@ _log = structlog.get_logger("modelswap.auth")
 
 @dataclass(frozen=True)
 class Expected:
-    """What a good token says: for this pod, from this cluster, by one of these subjects."""
+    """What a good token says: for this pod, from this cluster, by one of these subjects.
+
+    ``one_pod`` says that the audience is this pod's UID: what is meant for another UID came to the wrong pod then.
+    """
 
     audience: str
     issuer: str
     subjects: frozenset[str]
+    one_pod: bool = False
 
 
 class KeySet:
@@ -154,11 +159,12 @@ class KubernetesAuthenticator:
         self._clock = clock
 
     async def authenticate(self, token: str | None) -> Principal:
-        """Check signature, audience, issuer, time and subject, in this order.
+        """Check signature, issuer, time, audience and subject, in this order.
 
         Raises:
             Unauthenticated: no token, or any of the first four is wrong.
             Forbidden: a good token of a subject that is not on the list.
+            WrongPod: a good token for another pod, which had this address before, or has it soon.
             Unavailable: the cluster's keys could not be read yet.
         """
         if not token:
@@ -170,13 +176,29 @@ class KubernetesAuthenticator:
             raise _refused("the token is signed by a key that this cluster does not have")
         claims = self._verify(token, key)
         self._check_times(claims)
+        meant = self._meant_for(claims)
         subject = claims.get("sub")
         if not isinstance(subject, str) or subject not in self._expected.subjects:
             raise Forbidden(
                 f"subject {str(subject)[:200]!r} may not use this control port",
                 advice="start the sidecar with --allowed-subject for it",
             )
+        if meant != self._expected.audience:  # said only to who may decide here
+            raise WrongPod(
+                f"the token is for the pod with UID {meant}, this is {self._expected.audience}",
+                advice="list the pods again: addresses are reused",
+                details={"expected": meant, "actual": self._expected.audience},
+            )
         return Principal(subject=subject)
+
+    def _meant_for(self, claims: Mapping[str, Any]) -> str:
+        """Return whom a token is for: the one it is looked at for, or, where that is a pod, the UID of another."""
+        named = claims["aud"] if isinstance(claims["aud"], list) else [claims["aud"]]
+        if self._expected.audience in named:
+            return self._expected.audience
+        if self._expected.one_pod and len(named) == 1 and _is_uid(named[0]):
+            return str(named[0])
+        raise _refused(f"the token is for another audience than {self._expected.audience!r}")
 
     def _verify(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
         try:
@@ -184,18 +206,16 @@ class KubernetesAuthenticator:
                 token,
                 key=key,
                 algorithms=list(ALGORITHMS),
-                audience=self._expected.audience,
                 issuer=self._expected.issuer,
-                # Times are checked against the injected clock below.
+                # Times are checked against the injected clock, and the audience where it is known what it means.
                 options={
                     "require": ["exp", "iat", "aud", "iss", "sub"],
+                    "verify_aud": False,
                     "verify_exp": False,
                     "verify_nbf": False,
                     "verify_iat": False,
                 },
             )
-        except jwt.InvalidAudienceError:
-            raise _refused(f"the token is for another audience than {self._expected.audience!r}") from None
         except jwt.InvalidIssuerError:
             raise _refused("the token comes from another issuer") from None
         except jwt.PyJWTError as error:
@@ -211,6 +231,14 @@ class KubernetesAuthenticator:
             raise _refused("the token has expired")
         if now < max(claims["iat"], claims.get("nbf", 0.0)) - LEEWAY_SECONDS:
             raise _refused("the token is not valid yet")
+
+
+def _is_uid(text: object) -> bool:
+    """Say whether a text has the form in which the API server writes UIDs."""
+    try:
+        return isinstance(text, str) and str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 def _key_id(token: str) -> str:
