@@ -88,7 +88,7 @@ class SimPod:
     operation: SwapStatus | None = None
     memory: dict[str, SwapStatus] = field(default_factory=dict)
     goes_silent: bool = False
-    """It accepts the next swap, but its answer and what follows are lost on the way."""
+    """It accepts the next swap or question, but its answer and what follows are lost on the way."""
     transient_faults: int = 0
     refuses: set[str] = field(default_factory=set)
     quarantined: bool = False

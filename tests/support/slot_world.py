@@ -243,6 +243,10 @@ class World:
             case AskPlans():
                 for asked in action.orders:
                     self.memory.asked(asked)
+                    sim = self._sim(asked.pod.uid)
+                    if sim.goes_silent or asked.request.target.uri in self.hanging:
+                        sim.reachable, sim.goes_silent = not sim.goes_silent, False
+                        continue
                     answer = self._refused(asked.request.target) or self._answer(
                         asked.key.version, asked.key.from_digest
                     )

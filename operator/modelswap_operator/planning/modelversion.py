@@ -37,7 +37,7 @@ from modelswap_operator.planning.assess import Assessment, followed, highest_epo
 from modelswap_operator.planning.operations import operation_id
 from modelswap_operator.planning.progress import deadline
 from modelswap_operator.planning.rollout import choose, unavailable, wave
-from modelswap_operator.planning.snapshot import PlanKey, Pod, Snapshot, Unreachable
+from modelswap_operator.planning.snapshot import PlanKey, PlanResult, Pod, Snapshot, Unreachable
 
 Rule = Callable[[Assessment, datetime], Action | None]
 
@@ -174,7 +174,13 @@ def _ask(a: Assessment, now: datetime) -> Action | None:
     """Resolve the source through one pod; while suspended, plan from every version that is live somewhere."""
     if a.failure is not None or (a.target is not None and not a.spec.suspend):
         return None
-    if not a.spec.suspend and any(r.pending or (r.retry_at or now) > now for r in a.plans.values()):
+    able = {p.name for p in a.present if staging.able(p)}
+
+    def awaited(result: PlanResult) -> bool:
+        # A node that is gone does not break its connections: without this, its pod would be waited for to the end.
+        return (result.pending and result.pod in able) or (result.retry_at or now) > now
+
+    if not a.spec.suspend and any(map(awaited, a.plans.values())):
         return None
     asked = {key.from_digest: result for key, result in a.plans.items()}
     orders: list[PlanOrder] = []
@@ -186,7 +192,7 @@ def _ask(a: Assessment, now: datetime) -> Action | None:
         if live.digest == a.target_digest and a.target is not None:
             continue
         before = asked.get(live.digest)
-        if before is not None and (before.pending or before.plan is not None or (before.retry_at or now) > now):
+        if before is not None and (before.plan is not None or awaited(before)):
             continue
         orders.append(_plan_order(a, pod, live.digest))
     limit = PLANS_SHOWN if a.spec.suspend else 1

@@ -83,10 +83,10 @@ def missing(a: Assessment) -> tuple[Pod, ...]:
     """Return the pods that have yet to stage before the first one is named; empty when nobody has to, or all have."""
     if not wanted(a):
         return ()
-    return tuple(p for p in a.counted if not a.there(p, a.target_digest) and not held(p, a.target_digest) and _able(p))
+    return tuple(p for p in a.counted if not a.there(p, a.target_digest) and not held(p, a.target_digest) and able(p))
 
 
-def _able(pod: Pod) -> bool:
+def able(pod: Pod) -> bool:
     """Say whether a pod is waited for: it can be asked, or has been out of sight for a moment only."""
     if isinstance(pod.engine, Unreachable):
         return pod.ready and pod.engine.attempts < PATIENCE_ATTEMPTS

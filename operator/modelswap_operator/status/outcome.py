@@ -173,7 +173,7 @@ def _blocked(a: Assessment) -> Outcome | None:
 
 
 def _overdue(a: Assessment, now: datetime) -> Outcome:
-    seconds, waiting = a.spec.rollout.progress_deadline_seconds, canary.story(a, now) or staging.story(a)
+    seconds, waiting = a.spec.rollout.progress_deadline_seconds, canary.story(a, now) or staging.story(a) or _reading(a)
     return Outcome(
         ready=False,
         reason=Reason.PROGRESS_DEADLINE_EXCEEDED,
@@ -218,8 +218,15 @@ def _progressing(a: Assessment) -> Outcome:
     if waiting:
         reason, message = Reason.STAGING, f"{_figure(a)}; {waiting}"
         return Outcome(ready=None, reason=Reason.PROGRESSING, message=message, reconciling=reason, state=reason)
-    reason = Reason.RESOLVING if a.target is None else Reason.SWAPPING
-    return Outcome(ready=None, reason=Reason.PROGRESSING, message=_figure(a), reconciling=reason)
+    reason, reading = Reason.RESOLVING if a.target is None else Reason.SWAPPING, _reading(a)
+    message = f"{_figure(a)}; {reading}" if reading else _figure(a)
+    return Outcome(ready=None, reason=Reason.PROGRESSING, message=message, reconciling=reason)
+
+
+def _reading(a: Assessment) -> str:
+    """Return which pod is looking what up where; empty when none does."""
+    asked = next((result for result in a.plans.values() if result.pending), None)
+    return f"pod {asked.pod} is reading {a.spec.source.uri}" if asked is not None and a.target is None else ""
 
 
 def _soaking(a: Assessment, now: datetime) -> Outcome | None:

@@ -7,7 +7,7 @@ import pytest
 from modelswap_engine.protocol.policy import PromptCheck
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api.modelversion import ChecksSpec, PromptSpec
-from modelswap_operator.planning.actions import CancelSwaps, StartSwaps, Wait, WriteAssignment
+from modelswap_operator.planning.actions import AskPlans, CancelSwaps, StartSwaps, Wait, WriteAssignment
 from modelswap_operator.planning.modelversion import POLL_SECONDS, rest
 from modelswap_operator.planning.rollout import allowed
 from tests.support.sim_pod import GOOD, digest
@@ -213,3 +213,36 @@ def test_prompts_are_tried_on_the_way_to_the_target_and_not_on_the_way_back() ->
     tried = {version: [r.checks.prompts for r in requests if r.target.version == version] for version in ("1.1", "1.0")}
     wanted = [PromptCheck(prompt="Hello", max_logprob_delta=0.05), PromptCheck(prompt="Hi")]
     assert tried == {"1.1": [wanted, wanted], "1.0": [[]]}
+
+
+def test_a_pod_lost_while_it_reads_the_source_is_not_waited_for() -> None:
+    world = World(pods=3)
+    world.settle()
+    world.pods[0].goes_silent = True  # it was asked, and then its node was gone
+    world.bump("1.1")
+    for _ in range(40):
+        world.run_pass()
+        world.tick()
+    assert [order.pod.name for asked in world.actions(AskPlans) for order in asked.orders][-2:] == ["pod-1", "pod-2"]
+    assert world.serving() == ["1.0", "1.1", "1.1"]
+
+
+def test_a_source_that_does_not_answer_is_named_with_the_pod_that_reads_it() -> None:
+    world = World(pods=2)
+    world.settle()
+    world.hanging.add(GOOD["1.1"].uri)
+    world.bump("1.1")
+    for _ in range(5):
+        world.run_pass()
+        world.tick()
+    assert len(world.actions(AskPlans)[-1].orders) == 1
+    assert message_of(world, "Ready") == "0/2 pods serve 1.1; pod pod-1 is reading file:///models/1.1"
+    world.now += timedelta(seconds=601)
+    world.run_pass()
+    assert message_of(world, "Stalled") == (
+        "no progress for 600 s: 0/2 pods serve 1.1; pod pod-1 is reading file:///models/1.1"
+    )
+
+
+def message_of(world: World, kind: str) -> str:
+    return next(c.message for c in world.status.conditions if c.type == kind)
