@@ -10,7 +10,7 @@ from modelswap_engine.protocol.adapter_calls import ResolvedAdapters
 from modelswap_engine.protocol.errors import ErrorBody, Unavailable
 from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.protocol.messages import VersionRef
-from modelswap_operator.planning import watching
+from modelswap_operator.planning import staging, watching
 from modelswap_operator.planning.actions import AdapterOrder, ResolveOrder, UntoldPod
 from modelswap_operator.planning.backoff import LONGEST_SECONDS, SLOW_SECONDS, delay
 from modelswap_operator.planning.errors import is_final
@@ -57,11 +57,11 @@ class AdapterMemory:
             for source in adapter.spec.sources
             if not source.digest
         }
-        pods = {pod.name for pod in snapshot.pods if not pod.terminating}
+        pods = {pod.name for pod in snapshot.pods if not pod.terminating and staging.able(pod)}
         self._resolved = {
             key: found
             for key, found in self._resolved.items()
-            if key in named and (found.pod in pods or not found.pending)  # of a pod that is gone no answer will come
+            if key in named and (found.pod in pods or not found.pending)  # of one that is gone no answer will come
         }
         self._watched = watching.watched_adapters(snapshot, now)
         present = {pod.uid for pod in snapshot.pods}

@@ -172,6 +172,20 @@ def test_sources_that_hang_hold_up_nothing_that_does_not() -> None:
     assert len(made.actions(AskAdapters)) > asked, "a pod that is gone will not answer"
 
 
+def test_a_pod_that_is_lost_while_it_looks_a_source_up_is_not_waited_for() -> None:
+    made = world()
+    made.hanging = {"s3://slow/one"}
+    made.create("slow", SourceSpec(uri="s3://slow/one"))
+    made.rest()
+    (pending,) = (result for result in made.memory.view().resolved.values() if result.pending)
+    for pod in made.pods:
+        pod.reachable = pod.name != pending.pod
+    for _ in range(10):
+        made.run_pass()
+        made.tick()
+    assert [order.pod.name for asked in made.actions(AskAdapters) for order in asked.orders] == ["pod-1", "pod-2"]
+
+
 def test_what_was_looked_up_stays_whatever_becomes_of_the_source() -> None:
     made = world()
     made.create("a")
