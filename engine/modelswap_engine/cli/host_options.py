@@ -74,9 +74,11 @@ class Door:
     state_dir: Annotated[
         Path | None, typer.Option(help="Journal and side files, kept across restarts. Default: by control port.")
     ] = None
-    allow_root: Annotated[list[Path] | None, typer.Option(help="Folder versions may come from, besides --model.")] = (
-        None
-    )
+    allow_root: Annotated[
+        list[Path] | None,
+        # By a parser of our own: the framework's looks at what it is given, and the server of a mount may be gone.
+        typer.Option(help="Folder versions may come from, besides --model.", parser=Path, metavar="PATH"),
+    ] = None
     allow_source: Annotated[
         list[str] | None,
         typer.Option(help="Prefix that versions may be fetched from, such as s3://bucket/models (repeatable)."),

@@ -34,7 +34,7 @@ def supply_of(settings: HostSettings, *, template: Template) -> Supply:
     files = FileSource(
         roots=[
             *([template.folder] if template.folder is not None else []),
-            *(root.resolve() for root in settings.allow_root),
+            *(root.absolute() for root in settings.allow_root),  # looked at when asked for: its server may be gone
         ],
         cache=state / "manifests",
         claims=dict(settings.claim),
