@@ -222,6 +222,7 @@ async def test_an_unreachable_pod_is_named_and_holds_up_no_other(slot: Slot) -> 
     await eventually(lambda: f"1/2 pods serve 1.1 ({lost.name}: Unreachable)" in slot.message(), what=slot.story)
     worst = slot.object()["status"]["pods"][0]
     assert (worst["name"], worst["state"]) == (lost.name, "Unreachable")
+    assert worst["message"].startswith("EngineUnreachable: on node node-1: no connection")
     slot.delete_pod(lost)
     await slot.ready_at(V11)
 

@@ -105,6 +105,7 @@ def pod_of(body: Json, *, ever_ready: Collection[str], default_port: int) -> Pod
         uid=uid,
         namespace=str(metadata.get("namespace", "")),
         ip=str(status.get("podIP") or ""),
+        node=str((body.get("spec") or {}).get("nodeName") or ""),
         port=port,
         tls=tls,
         data_port=_named_port(_ports(body.get("spec") or {}), DATA_PORT_NAME) or DATA_PORT,

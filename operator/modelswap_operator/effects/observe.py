@@ -141,7 +141,7 @@ class Observer:
         attempts = known.attempts + 1 if known is not None and again else 1
         silent = Unreachable(
             reason=reason,
-            message=message,
+            message=f"on node {pod.node}: {message}" if pod.node else message,
             since=known.since if known is not None else now,
             attempts=attempts,
             retry_at=self._now() + delay(attempts, self._random()),

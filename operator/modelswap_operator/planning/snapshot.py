@@ -37,6 +37,7 @@ class Pod:
     """One pod with the slot's label.
 
     Attributes:
+        node: where it runs; empty until it was scheduled.
         port: the container port named ``modelswap`` or ``modelswap-tls``; None when the pod declares neither.
         tls: it is the latter.
         data_port: the container port named ``http``, which clients ask.
@@ -51,6 +52,7 @@ class Pod:
     uid: str
     namespace: str = ""
     ip: str = ""
+    node: str = ""
     port: int | None = None
     tls: bool = False
     data_port: int = 8000
