@@ -268,8 +268,8 @@ class World:
                     self.memory.adapters.looking_up(question)
                     hanging = [key for key in question.keys if key.uri in self.hanging]
                     if not hanging or len(question.keys) > 1:  # several are given up soon
-                        found = self._adapters(question.pod).resolve(question.request.sources, late=self.hanging)
-                        self.memory.adapters.looked_up(question, found, now=self.now, random=0.5)
+                        told = self._adapters(question.pod).resolve(question.request.sources, late=self.hanging)
+                        self.memory.adapters.looked_up(question, told, now=self.now, random=0.5)
             case RecordFailure() | Wait():
                 pass
 
