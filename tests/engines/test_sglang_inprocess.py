@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 
 from modelswap_engine.backends.inprocess import wire
-from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.control import SglangControl
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Ranks, codes, good
@@ -170,20 +169,3 @@ async def test_what_ends_the_engine_by_its_own_routes_is_refused_before_anything
     assert codes(refused) == {"ChecksFailed" if kind == "nan" else "IncompatibleModel"}
     assert good(await ranks.verify("")).reply.digest == digest_of(pair.old)
     assert await answers(client) == before
-
-
-@pytest.mark.full  # no traffic mode that is offered does so
-async def test_requests_that_are_retracted_go_on_with_the_new_weights(ranks: Ranks, client: Client, pair: Pair) -> None:
-    good(await ranks.stage(pair.old, pair.new, "op"))
-    running = [asyncio.ensure_future(client.ask(prompt, tokens=300)) for prompt in PROMPTS]
-    while not await client.running():
-        await asyncio.sleep(0.005)
-    await ranks.control.pause(RequestPolicy.RECOMPUTE, seconds=SECONDS)
-    await exchanged(ranks, "op")
-    await ranks.control.resume(seconds=SECONDS)
-    for answer in await asyncio.gather(*running):
-        assert answer.finish == "length"
-        assert min(answer.tokens[-20:]) >= HALF
-        split = next((at for at, token in enumerate(answer.tokens) if token >= HALF), 0)
-        assert all(token < HALF for token in answer.tokens[:split])
-        assert all(token >= HALF for token in answer.tokens[split:])  # one version, then the other, and never back

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from modelswap_engine.backends.adapters import AdapterOptions
-from modelswap_engine.backends.port import Record, RequestPolicy
+from modelswap_engine.backends.port import Record
 
 
 class AdapterFacts(Record, frozen=True, kw_only=True):
@@ -95,19 +95,8 @@ class EngineControl(Protocol):
         True while it is paused. False is no proof that its process is gone.
         """
 
-    async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
-        """Return when the engine makes no step, and makes none before :meth:`resume`.
-
-        Running requests are treated by ``policy``: RECOMPUTE keeps them and has them computed again, FREEZE keeps them
-        with their keys and values, ABORT ends them. With NONE_RUNNING the caller knows of none: any is waited for. The
-        state is read back from the engine where it can be. A second pause is nothing to do, but never one with another
-        policy.
-
-        When it raises, the engine is paused, or not, or on its way there: :meth:`resume` is safe in each case.
-        """
-
     async def resume(self, *, seconds: float) -> None:
-        """Let the engine step again; nothing to do when it is not paused. Read back as for :meth:`pause`."""
+        """Let the engine step again, whoever paused it; nothing to do when it is not. Read back where it can be."""
 
     async def paused(self, *, seconds: float) -> bool:
         """Say whether the engine is paused, as the engine says itself where it does."""

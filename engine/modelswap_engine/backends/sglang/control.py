@@ -1,9 +1,9 @@
 """SGLang's control side in the words of :class:`~modelswap_engine.backends.external.control.EngineControl`.
 
-A pause is the retracting one: it gives the cache of every request back, so that a flush succeeds; frozen requests would
-keep keys and values of the old weights and hand them to others. SGLang does not acknowledge it: once it has answered
-nobody is let in, and whatever the schedulers are told later they do after they have stopped. A pause is preceded by a
-drain of our own where no request is to be met, because SGLang has none.
+A swap does not pause it: what must not meet a request waits here until there is none (:meth:`SglangControl.drained`),
+because SGLang has no drain. An engine that is to be put right is stopped, whoever paused it before, by the retracting
+pause: it gives the cache of every request back. SGLang does not acknowledge it: once it has answered nobody is let in,
+and whatever the schedulers are told later they do after they have stopped.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from msgspec import structs
 from modelswap_engine.backends.adapters import AdapterOptions
 from modelswap_engine.backends.external.control import AdapterFacts, EngineFacts
 from modelswap_engine.backends.external.loading import emptied
-from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.sglang.answers import Checked, Done, ServerInfo
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.pulse import Pulse
@@ -31,7 +30,6 @@ from modelswap_engine.protocol.policy import TrafficMode
 ENGINE: Final = "sglang"
 _ADAPTER_OPTIONS: Final = AdapterOptions(slots="--enable-lora", rank="--max-lora-rank", held="--max-loaded-loras")
 RETRACT: Final = "retract"
-POLICIES: Final = frozenset({RequestPolicy.NONE_RUNNING, RequestPolicy.RECOMPUTE, RequestPolicy.ABORT})
 REFUSED: Final = {
     TrafficMode.FREEZE.value: "SGLang does not flush its cache while frozen requests hold some of it",
     TrafficMode.OVERLAP.value: "SGLang holds one set of weights",
@@ -56,7 +54,7 @@ class SglangControl:
         self._nonce = ""
         self._label: str | None = None
         self._doubt = ""
-        self._policy: RequestPolicy | None = None
+        self._halted = False
         self._agent: bool | None = None
         self._ranks = 1
 
@@ -100,7 +98,7 @@ class SglangControl:
 
     def _note(self, boot_id: str) -> None:
         if boot_id != self._boot_id:
-            self._boot_id, self._doubt, self._policy, self._agent = boot_id, "", None, None
+            self._boot_id, self._doubt, self._halted, self._agent = boot_id, "", False, None
             if self._pulse is not None:
                 self._pulse.reset()
 
@@ -109,8 +107,8 @@ class SglangControl:
         try:
             if self._pulse is not None:
                 await self._client.model_info(seconds=seconds)
-                return self._pulse.beats(paused=self._policy is not None)
-            if self._policy is None:
+                return self._pulse.beats(paused=self._halted)
+            if not self._halted:
                 return await self._client.generates(seconds=seconds)
             await self._client.server_info(seconds=seconds)
         except ModelswapError:
@@ -119,47 +117,21 @@ class SglangControl:
 
     # Pause.
 
-    async def pause(self, policy: RequestPolicy, *, seconds: float) -> None:
-        """Stop the schedulers; see the module.
-
-        Raises:
-            DrainTimeout: requests that nobody here knows of did not end in time; the engine is not paused.
-        """
-        if self._policy is not None:
-            if policy is not self._policy:
-                raise BadRequest(f"SGLang is paused for {self._policy} already, not for {policy}")
-            return
-        if policy not in POLICIES:
-            raise BadRequest(
-                f"SGLang cannot be paused for {policy}", advice=f"use one of {', '.join(sorted(POLICIES))}"
-            )
-        ends = time.monotonic() + seconds
-        if policy is RequestPolicy.RECOMPUTE:
-            await self._retract(policy, ends)
-            return
-        if policy is RequestPolicy.ABORT:
-            await self._client.abort_all(seconds=seconds)
-        await self.drained(seconds=seconds)
-        await self._retract(policy, ends)
-
     async def halt(self, *, seconds: float) -> None:
         """Stop the engine without a request in it, paused or not, whoever paused it.
 
         Requests that somebody retracted are ended before the engine goes on for the moment that its drain takes.
+
+        Raises:
+            DrainTimeout: requests that nobody here knows of did not end in time; the engine is not paused.
         """
         ends = time.monotonic() + seconds
         await self._client.abort_all(seconds=seconds)
         await self._client.resume(seconds=seconds)
         await self.drained(seconds=self._left(ends))
-        await self._retract(RequestPolicy.ABORT, ends)
-
-    async def _retract(self, policy: RequestPolicy, ends: float) -> None:
-        self._policy = policy
+        self._halted = True
         await self._client.pause(RETRACT, seconds=self._left(ends))
-        # A flush costs the schedulers a pass of Python's garbage collector; where no request was to be met, the one
-        # within an update is enough, and nothing is left that could make a step.
-        keeps = policy is RequestPolicy.RECOMPUTE and not await self._client.flush(seconds=self._left(ends))
-        if keeps or await self._client.ready(seconds=self._left(ends)):
+        if await self._client.ready(seconds=self._left(ends)):
             raise WorkerLost("SGLang goes on although it was paused", advice="it will be restarted")
 
     async def drained(self, *, seconds: float) -> None:
@@ -206,7 +178,7 @@ class SglangControl:
         """
         ends = time.monotonic() + seconds
         await self._client.resume(seconds=seconds)
-        self._policy = None
+        self._halted = False
         if await self._client.ready(seconds=self._left(ends)):
             return
         if not await self._client.generates(seconds=self._left(ends)):
