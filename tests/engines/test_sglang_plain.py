@@ -418,24 +418,40 @@ async def test_modes_that_would_leave_a_stale_cache_or_mix_answers_are_refused(b
 
 
 class Beside(SglangClient):
-    """Has somebody ask around the one door while SGLang loads a folder."""
+    """Has some ask around the one door before, while and after SGLang loads a folder, without a break."""
 
-    asked: "asyncio.Task[Asked]"
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.answers: list[Asked] = []
+        self._answered = asyncio.Condition()
 
     async def update_from_disk(self, path: str, version: str, *, seconds: float) -> Done:
-        self.asked = asyncio.create_task(self._somebody())
-        await asyncio.sleep(0)  # the question goes out first
-        return await super().update_from_disk(path, version, seconds=seconds)
+        askers = [asyncio.create_task(self._somebody()) for _ in range(3)]
+        await self._one_by({(await self.model_info(seconds=seconds)).weight_version})
+        done = await super().update_from_disk(path, version, seconds=seconds)
+        await self._one_by({version})
+        for asker in askers:
+            asker.cancel()
+        await asyncio.gather(*askers, return_exceptions=True)
+        return done
 
-    async def _somebody(self) -> Asked:
+    async def _one_by(self, versions: set[str]) -> None:
+        async with self._answered:
+            await self._answered.wait_for(lambda: any(set(answer.versions) == versions for answer in self.answers))
+
+    async def _somebody(self) -> None:
         client = Client(self._url)
         try:
-            return await client.ask(LONG, tokens=200)
+            while True:
+                answer = await client.ask(LONG, tokens=40)
+                async with self._answered:
+                    self.answers.append(answer)
+                    self._answered.notify_all()
         finally:
             await client.close()
 
 
-async def test_a_request_that_comes_while_the_folder_is_loaded_is_answered_by_one_version(bench: Bench) -> None:
+async def test_requests_that_come_while_the_folder_is_loaded_are_answered_by_one_version_each(bench: Bench) -> None:
     client = Beside(bench.server.url)
     backend = bench.another(client=client)
     accepted(await backend.load(load_order(bench.models.old)))
@@ -445,9 +461,9 @@ async def test_a_request_that_comes_while_the_folder_is_loaded_is_answered_by_on
     accepted(await backend.commit("beside", RequestPolicy.NONE_RUNNING))
     accepted(await backend.verify("beside", strict=True))
     accepted(await backend.resume("beside"))
-    answer = await client.asked
-    assert len(answer.versions) == 1
-    assert {token < edits.HALF for token in answer.tokens} == {answer.versions == [digest_of(bench.models.old)]}
+    for answer in client.answers:
+        assert len(answer.versions) == 1
+        assert {token < edits.HALF for token in answer.tokens} == {answer.versions == [digest_of(bench.models.old)]}
     assert (await backend.hashes("*")).tensors == hashes_of(bench.models.new)
     await backend.stop()
 

@@ -1,4 +1,4 @@
-"""Exchanging tensors of a paused SGLang by a folder, and learning what is live when it did not say so.
+"""Exchanging tensors of an SGLang without requests by a folder, and learning what is live when it did not say so.
 
 An update that SGLang calls failed can have changed every weight, some, or none: what is live afterwards is read from
 its checksums, never from its answer. The path it is given is always the same symbolic link: the path of the last update

@@ -33,7 +33,7 @@ from modelswap_engine.protocol.errors import ModelswapError, UnsupportedChange, 
 
 log: Final = logging.getLogger("modelswap.sglang")
 _CANARY_SECONDS: Final = 30.0
-"""In which an engine must make a token after a pause."""
+"""In which an engine must make a token after a swap."""
 
 
 class SglangPlain:

@@ -1,9 +1,10 @@
 """An engine behind the backend port that loads folders by itself, with nothing of ours in its processes.
 
 An exchange is prepared as folders of whole fusion groups, written by us from proven bytes while requests run: one with
-what changes, one with what goes. A commit has the paused engine load the first. What is live is what the files were
-proved to hold, once the engine has answered that it loaded them; its own checksums are read before requests go on where
-that is asked for or its answer is not enough, and otherwise right after. No engine is known here by name.
+what changes, one with what goes. A commit has the engine, which has no request, load the first. What is live is what
+the files were proved to hold, once the engine has answered that it loaded them; its own checksums are read before
+requests go on where that is asked for or its answer is not enough, and otherwise right after. No engine is known here
+by name.
 """
 
 import asyncio
