@@ -287,6 +287,21 @@ def test_pods_of_a_node_share_a_folder_only_where_it_is_named(charts: Charts) ->
     assert "--store-shared" not in engine(charts.template(CHART, with_minimal(sources=SOURCES)))["args"]
 
 
+def test_the_path_of_a_folder_is_text_whatever_it_looks_like(charts: Charts) -> None:
+    store = {"sizeLimit": "40Gi", "hostPath": {"path": "/a:#b"}}
+    objects = charts.template(CHART, with_minimal(sources=SOURCES | {"store": store}))
+    assert volumes(objects)["store"]["hostPath"]["path"] == "/a:#b"
+    store = {"sizeLimit": "40Gi", "hostPath": {"path": "/a:"}}
+    objects = charts.template(CHART, with_minimal(sources=SOURCES | {"store": store}))
+    assert volumes(objects)["store"]["hostPath"]["path"] == "/a:"
+
+
+def test_no_folder_of_the_node_can_be_said_by_null(charts: Charts) -> None:
+    objects = charts.template(CHART, with_minimal(sources=SOURCES | {"store": {"sizeLimit": "40Gi", "hostPath": None}}))
+    assert "--store-shared" not in engine(objects)["args"]
+    assert "emptyDir" in volumes(objects)["store"]
+
+
 @pytest.mark.parametrize(
     ("sources", "word"),
     [
@@ -296,9 +311,11 @@ def test_pods_of_a_node_share_a_folder_only_where_it_is_named(charts: Charts) ->
         ),
         ({**SOURCES, "store": {"sizeLimit": "1Gi", "hostPath": {"path": "relative"}}}, "/store/hostPath/path"),
         ({**SOURCES, "store": {"sizeLimit": "1Gi", "hostPath": {"path": "/"}}}, "/store/hostPath/path"),
+        ({**SOURCES, "store": {"sizeLimit": "1Gi", "hostPath": {"path": "/a/.."}}}, "/store/hostPath/path"),
+        ({**SOURCES, "store": {"sizeLimit": "1Gi", "hostPath": {"path": "/./."}}}, "/store/hostPath/path"),
         ({"store": {"hostPath": {"path": "/a"}}}, "needs sources.allow"),
     ],
-    ids=["two volumes", "relative", "whole node", "no source"],
+    ids=["two volumes", "relative", "whole node", "way back", "whole node again", "no source"],
 )
 def test_a_folder_of_the_node_stands_alone(charts: Charts, sources: Object, word: str) -> None:
     assert word in charts.try_template(CHART, with_minimal(sources=sources)).stderr

@@ -161,7 +161,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if .Values.sources.allow }}
 - --store-dir=/var/lib/modelswap-store
 - --store-size={{ required "sources.store.sizeLimit is required with sources.allow: what is fetched is kept there" .Values.sources.store.sizeLimit }}
-{{- if .Values.sources.store.hostPath.path }}
+{{- if (.Values.sources.store.hostPath).path }}
 - --store-shared
 {{- end }}
 {{- end }}
@@ -288,14 +288,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{- define "modelswap-engine.sourceVolumes" -}}
 {{- with .Values.sources }}
-{{- if and .store.hostPath.path (not .allow) }}
+{{- if and (.store.hostPath).path (not .allow) }}
 {{- fail "sources.store.hostPath needs sources.allow: nothing is fetched without" }}
 {{- end }}
 {{- if .allow }}
 - name: store
-  {{- if .store.hostPath.path }}
+  {{- if (.store.hostPath).path }}
   hostPath:
-    path: {{ .store.hostPath.path }}
+    path: {{ .store.hostPath.path | quote }}
     type: Directory
   {{- else if .store.volume }}
   {{- toYaml .store.volume | nindent 2 }}
