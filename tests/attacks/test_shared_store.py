@@ -1,5 +1,6 @@
 """A neighbour at a node's folder of blobs who does what it likes to files: it costs fetches, never a wrong byte."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -126,6 +127,56 @@ def test_what_is_on_its_way_is_proved_where_it_lands(tmp_path: Path, trick: Call
     assert reads(store) == RIGHT
 
 
+def test_what_others_write_between_our_pieces_is_seen(tmp_path: Path) -> None:
+    store = opened(tmp_path, shared=True)
+    (incoming,) = store.expect([(NAME, len(RIGHT))])
+    incoming.write(0, RIGHT[:100])
+    with incoming.path.open("r+b") as stream:
+        stream.write(b"wrong")
+    incoming.write(100, RIGHT[100:])
+    with pytest.raises(ModelswapError, match="somebody else wrote"):
+        store.accept(incoming)
+    assert store.missing([NAME])
+
+
+def test_a_file_without_end_in_the_place_of_a_held_blob_takes_no_room_from_it(tmp_path: Path) -> None:
+    ours = opened(tmp_path, limit=2 * len(RIGHT), shared=True)
+    ours.hold("v1", [NAME])
+    ours.put(NAME, RIGHT)
+    sparse(ours.path(NAME))
+    assert reads(ours) is None
+    ours.put(NAME, RIGHT)
+    assert reads(ours) == RIGHT
+
+
+@pytest.mark.parametrize("name", ["blobs", f"blobs/{NAME[:2]}"])
+def test_nothing_is_removed_through_a_link_in_a_folders_place(tmp_path: Path, name: str) -> None:
+    folder, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    store = opened(folder, limit=len(RIGHT), shared=True)
+    store.put(NAME, RIGHT)
+    (folder / name).rename(elsewhere)
+    (folder / name).symlink_to(elsewhere)
+    (file,) = (path for path in elsewhere.rglob("*") if path.is_file())
+    rewritten(file)
+    store.look({NAME: len(RIGHT)})
+    store.damaged([NAME])
+    assert store.missing([NAME])
+    with contextlib.suppress(ModelswapError):
+        store.put(sha256(RIGHT[1:]), RIGHT[1:])
+    assert file.exists()
+
+
+def test_what_lies_behind_a_link_in_a_folders_place_is_not_here_and_takes_no_room(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    store = opened(folder, limit=len(RIGHT), shared=True)
+    store.put(NAME, RIGHT)
+    store.path(NAME).parent.rename(elsewhere)
+    store.path(NAME).parent.symlink_to(elsewhere)
+    assert reads(store) is None
+    store.put(sha256(RIGHT[1:]), RIGHT[1:])
+    assert not store.missing([sha256(RIGHT[1:])])
+
+
 def test_a_link_in_the_place_of_what_comes_leads_nowhere(tmp_path: Path) -> None:
     store, ours = opened(tmp_path / "store", shared=True), tmp_path / "journal"
     ours.write_bytes(RIGHT)
@@ -161,7 +212,7 @@ def test_who_breaks_anothers_marks_harms_nobodys_bytes(
 def test_pins_that_never_end_are_not_read_to_their_end(tmp_path: Path) -> None:
     store = opened(tmp_path, limit=len(RIGHT), shared=True)
     with Neighbour(tmp_path) as neighbour:
-        neighbour.call("hold", "v1", [])
+        neighbour.call("hold", "v1", ["0" * 64])
         (pins,) = (tmp_path / "members").glob("*/pins")
         os.truncate(pins, 1 << 42)
         store.put(NAME, RIGHT)

@@ -16,19 +16,18 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from modelswap_engine.checkpoint.files import Stamp, stamp_of
-from modelswap_engine.checkpoint.rules import is_hash
 from modelswap_engine.protocol.errors import SourceUnreadable
-from modelswap_engine.store.disk import no_room, use_now, writing
+from modelswap_engine.store.disk import blobs_below, make_folder, no_room, not_right, remove, use_now, writing
 from modelswap_engine.store.eviction import Blob, evict
 from modelswap_engine.store.incoming import Incoming
-from modelswap_engine.store.members import Members, make_folder
-from modelswap_engine.store.proof import open_regular, prove, stamp_at
+from modelswap_engine.store.members import Members
+from modelswap_engine.store.proof import hash_all, open_regular, stamp_at
 
 log = logging.getLogger("modelswap.store")
 
@@ -58,17 +57,20 @@ class ContentStore:
         self._names = itertools.count(1)
 
     def open(self) -> None:
-        """Look at what is there, and remove what a crash left.
+        """Look at what is there, and remove what a crash left unless another process is in the way.
 
         Raises:
             SourceUnreadable: the folder cannot be made or read.
         """
         try:
-            with self._members.alone():
-                make_folder(self._blobs_folder, like=self._folder)
-                self._members.others()
+            try:
+                with self._members.alone():
+                    make_folder(self._blobs_folder, like=self._folder)
+                    self._members.others()
+            except SourceUnreadable as error:  # what is here can be served; who needs room meets it again
+                log.warning("%s; %s", error.message, error.advice)
             if not self._shared:
-                self._proved = {path.name: self._seen(status) for path, status in self._files()}
+                self._proved = {path.name: self._seen(status) for path, status in blobs_below(self._blobs_folder)}
         except OSError as error:
             raise SourceUnreadable(
                 f"the content store {self._folder}: {error.strerror or error}",
@@ -82,47 +84,52 @@ class ContentStore:
         with self._lock:
             return set(hashes) - self._proved.keys()
 
-    def look(self, sizes: Mapping[str, int]) -> None:
+    def look(self, sizes: Mapping[str, int]) -> set[str]:
         """Take what other processes have brought, once it is proved; forget what is gone or was written again.
 
         Args:
-            sizes: hash → bytes of the blobs; a file of another size is not even read.
+            sizes: hash → bytes of the blobs. An unknown file of another size is not even read, and stays.
+
+        Returns: those that are here in another size: who said so is wrong, not the blob.
         """
         unsure = {}
         for sha256, nbytes in sizes.items():
             stamp = self._stamp(sha256)
             with self._lock:
                 known = self._proved.get(sha256)
-                if stamp is None:
+                if stamp is None or stamp != known:
                     self._proved.pop(sha256, None)
-            if stamp is not None and (stamp != known or stamp.size != nbytes):
-                unsure[sha256] = nbytes
+            # Between a blob that was here before and a size that it does not have its hash decides.
+            if stamp is not None and (stamp == known) != (stamp.size == nbytes):
+                unsure[sha256] = stamp.size
         self._prove(unsure)
+        return {sha256 for sha256, nbytes in self._here(sizes).items() if nbytes != sizes[sha256]}
 
     def damaged(self, hashes: Iterable[str]) -> list[str]:
-        """Hash blobs again and remove those that are not what their name says; return those that were here."""
-        with self._lock:
-            here = {sha256: self._proved[sha256].size for sha256 in set(hashes) & self._proved.keys()}
+        """Hash blobs again, remove those that are not what their name says; return those that do not count any more.
+
+        What cannot be read does not count either, but stays for others.
+        """
+        here = self._here(hashes)
         self._prove(here)
         return sorted(self.missing(here))
 
+    def _here(self, hashes: Iterable[str]) -> dict[str, int]:
+        with self._lock:
+            return {sha256: self._proved[sha256].size for sha256 in set(hashes) & self._proved.keys()}
+
     def _prove(self, sizes: Mapping[str, int]) -> None:
-        before = {sha256: stamp_at(self.path(sha256)) for sha256 in sizes}
-        right = prove(
-            {
-                sha256: self.path(sha256)
-                for sha256, stamp in sorted(before.items(), key=lambda item: sizes[item[0]], reverse=True)
-                if stamp is not None and stamp.size == sizes[sha256]
-            }
-        )
+        paths = {sha256: self.path(sha256) for sha256 in sorted(sizes, key=lambda name: sizes[name], reverse=True)}
+        there = {sha256: stamp_at(path) for sha256, path in paths.items()}
+        read = hash_all({name: paths[name] for name, stamp in there.items() if stamp and stamp.size == sizes[name]})
         with self._lock:
             for sha256 in sizes:
                 self._proved.pop(sha256, None)
-            self._proved |= {sha256: self._known_by(stamp) for sha256, stamp in right.items()}
-        for sha256 in sizes.keys() - right.keys():
-            if before[sha256] is not None and before[sha256] == stamp_at(self.path(sha256)):  # not what came since
-                log.warning("%s: damaged, or written by somebody else; removed", self.path(sha256))
-                self._remove(sha256)
+            self._proved |= {name: self._known_by(file.stamp) for name, file in read.items() if file.sha256 == name}
+        for name, file in read.items():
+            if file.sha256 != name and file.stamp == stamp_at(paths[name]):  # not what came since
+                done = "removed" if self._remove(name) else "it cannot be removed"
+                log.warning("%s: damaged, or written by somebody else; %s", paths[name], done)
 
     def path(self, sha256: str) -> Path:
         """Return where a blob is, or would be."""
@@ -160,14 +167,6 @@ class ContentStore:
     def _known_by(self, stamp: Stamp) -> Stamp:
         # In a folder of its own a pod keeps the order of use in the times.
         return stamp if self._shared else Stamp(size=stamp.size, inode=stamp.inode, mtime_ns=0, ctime_ns=0)
-
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for part in self._blobs_folder.iterdir():
-            with contextlib.suppress(OSError):
-                for entry in os.scandir(part):
-                    with contextlib.suppress(FileNotFoundError):
-                        if is_hash(entry.name) and entry.is_file(follow_symlinks=False):
-                            yield Path(entry.path), entry.stat(follow_symlinks=False)
 
     # Who needs it.
 
@@ -219,7 +218,7 @@ class ContentStore:
         coming: list[Incoming] = []
         try:
             with self.writing(), self._members.alone():
-                self._make_room(sum(nbytes for _, nbytes in blobs))
+                self._make_room(sum(nbytes for _, nbytes in blobs), anew={sha256 for sha256, _ in blobs})
                 for sha256, nbytes in blobs:
                     path = self._members.own / str(next(self._names))
                     coming.append(Incoming(path, sha256=sha256, nbytes=nbytes))
@@ -242,17 +241,25 @@ class ContentStore:
             if incoming.sha256 not in {"", actual}:
                 incoming.again()
                 return actual
-            make_folder(self.path(actual).parent, like=self._blobs_folder)
-            named = incoming.named(self.path(actual))
+            stamp = self._named(incoming, self.path(actual))
         with self._lock:
             self._coming.pop(incoming.path, None)
-            if named is not None:
-                self._proved[actual] = self._known_by(named)
+            if stamp is not None and not self._shared:
+                self._proved[actual] = self._known_by(stamp)
                 return actual
-        self._prove({actual: incoming.nbytes})  # another process brought the same, or something else
+        self._prove({actual: incoming.nbytes})  # what was hashed until now was to be written; others may have written
         if self.missing([actual]):
-            raise SourceUnreadable(f"{self.path(actual)}: somebody else wrote to it", advice="it is fetched again")
+            raise not_right(self.path(actual))
         return actual
+
+    def _named(self, incoming: Incoming, path: Path) -> Stamp | None:
+        make_folder(path.parent, like=self._blobs_folder)
+        try:
+            return incoming.named(path)
+        except PermissionError:
+            if self._shared and os.path.lexists(path):
+                return None  # another user's, in a folder with the sticky bit: as good if it is right
+            raise
 
     def give_up(self, coming: Iterable[Incoming]) -> None:
         """Remove what was not accepted."""
@@ -284,12 +291,14 @@ class ContentStore:
         """Say in our words that the disk does not take something."""
         return writing(self._folder)
 
-    def _make_room(self, needed: int) -> None:
+    def _make_room(self, needed: int, *, anew: set[str]) -> None:
         make_folder(self._blobs_folder, like=self._folder)  # somebody may have emptied the folder
         others = self._members.others()
-        here = {path.name: Blob(nbytes=status.st_size, used=status.st_mtime_ns) for path, status in self._files()}
+        files = blobs_below(self._blobs_folder)
+        here = {path.name: Blob(nbytes=status.st_size, used=status.st_mtime_ns) for path, status in files}
         with self._lock:
-            held = self._held() | others.held
+            # What is written anew takes the place of what lies there, and that may be of any size.
+            held = (self._held() - (anew - self._proved.keys())) | others.held
             coming = others.coming + sum(incoming.nbytes for incoming in self._coming.values())
             # What was written of them is not free any more.
             unwritten = others.unwritten + sum(incoming.missing for incoming in self._coming.values())
@@ -310,9 +319,4 @@ class ContentStore:
     def _remove(self, sha256: str) -> bool:
         with self._lock:
             self._proved.pop(sha256, None)
-        path = self.path(sha256)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError:
-            shutil.rmtree(path, ignore_errors=True)  # where it is a folder
-        return not os.path.lexists(path)
+        return remove(self.path(sha256))

@@ -11,7 +11,7 @@ from typing import Final
 
 from modelswap_engine.checkpoint.files import Stamp, stamp_of
 from modelswap_engine.store.disk import put_in_place, use_now
-from modelswap_engine.store.proof import open_regular, stamp_at
+from modelswap_engine.store.proof import open_regular
 
 _BUFFER_BYTES: Final = 4 << 20
 
@@ -25,15 +25,12 @@ class Incoming:
         path: of the file; nobody else writes it.
         sha256: what its bytes must hash to.
         nbytes: its size.
-
-    Its ``stamp`` is what the file was when this process last wrote to it.
     """
 
     def __init__(self, path: Path, *, sha256: str, nbytes: int) -> None:
         self.path = path
         self.sha256 = sha256
         self.nbytes = nbytes
-        self.stamp: Stamp | None = None
         self._missing = nbytes
         self._fd = -1
         self._writers = 0
@@ -61,7 +58,6 @@ class Incoming:
         fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.ftruncate(fd, self.nbytes)
-            self.stamp = stamp_of(os.fstat(fd))
         finally:
             os.close(fd)
 
@@ -92,7 +88,7 @@ class Incoming:
                 self._release()
 
     def hashed(self) -> str:
-        """Return the sha256 of what was written (64 hex digits).
+        """Return the sha256 of what was written (64 hex digits), not of what others may have written to the file.
 
         Raises:
             OSError: the disk, or somebody put something else in the file's place.
@@ -106,22 +102,20 @@ class Incoming:
                     self._hashed += count
         return self._digest.hexdigest()
 
-    def named(self, target: Path) -> Stamp | None:
-        """Give the file a name; return its stamp, None where it may be another one than was written here.
+    def named(self, target: Path) -> Stamp:
+        """Give the file a name; return its stamp.
 
         Raises:
             OSError: the disk, or somebody put something else in the file's place.
         """
         fd = open_regular(self.path)
         try:
-            ours = stamp_of(os.fstat(fd)) == self.stamp
-            used = use_now(fd)
+            use_now(fd)
             os.fchmod(fd, 0o444)
             put_in_place(self.path, target)
-            there, status = stamp_at(target), os.fstat(fd)
+            return stamp_of(os.fstat(fd))
         finally:
             os.close(fd)
-        return there if ours and there == stamp_of(status) and there.mtime_ns == used else None
 
     def again(self) -> None:
         """Forget what was written; nobody may be writing."""
@@ -137,6 +131,5 @@ class Incoming:
     def _release(self) -> None:
         # A descriptor that is closed under a thread that writes may be another file's by the time it writes.
         if self._fd >= 0 and not self._writers and (self._closed or self.complete):
-            self.stamp = stamp_of(os.fstat(self._fd))
             os.close(self._fd)
             self._fd = -1

@@ -6,8 +6,8 @@ left. Files of others are hints, never facts about bytes: one that lies costs ot
 """
 
 import contextlib
-import errno
 import fcntl
+import logging
 import os
 import shutil
 import stat
@@ -20,9 +20,13 @@ from typing import Final
 
 import msgspec
 
+from modelswap_engine.checkpoint.files import Stamp
 from modelswap_engine.checkpoint.rules import is_hash
 from modelswap_engine.protocol.errors import SourceUnreadable
-from modelswap_engine.store.proof import open_regular
+from modelswap_engine.store.disk import make_folder
+from modelswap_engine.store.proof import open_regular, stamp_at
+
+log = logging.getLogger("modelswap.store")
 
 PATIENCE_SECONDS: Final = 20.0
 """So long another process may make room; one that is stopped in the middle must not stop all others."""
@@ -55,7 +59,9 @@ class Members:
     ) -> None:
         self._folder = folder
         self._patience, self._pause = patience, pause
+        self._late = False  # the one before was waited for in vain
         self._pinned: frozenset[str] = frozenset()
+        self._told: tuple[frozenset[str], Stamp | None] = frozenset(), None  # what the file of pins says, and which one
         self._alive: weakref.finalize[..., Members] | None = None
         self._lock = -1
         self.own = folder
@@ -63,18 +69,27 @@ class Members:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Be the only one that makes room, comes, or says what it needs; joins where this is no member (any more).
+        """Be the only one that makes room, comes, or says what it needs.
+
+        Joins where this is no member (any more), and says what could not be said before.
 
         Raises:
             SourceUnreadable: another process does not end.
             OSError: the disk.
         """
+        with self._waited(self._patience):
+            yield
+
+    @contextlib.contextmanager
+    def _waited(self, patience: float) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
         fd = self._open_lock()
         try:
-            self._wait_for(fd)
+            self._wait_for(fd, patience)
             if not self._is_member():
                 self._join()
+            if not self._is_told():
+                self._tell()
             yield
         finally:
             os.close(fd)
@@ -88,16 +103,18 @@ class Members:
             os.fchmod(fd, mode)
         return fd
 
-    def _wait_for(self, fd: int) -> None:
-        left = self._patience
+    def _wait_for(self, fd: int, patience: float) -> None:
+        left = patience
         while not _locked(fd):
             if left <= 0:
+                self._late = True
                 raise SourceUnreadable(
                     f"{self._folder}: another process has been making room for {self._patience:g} s",
                     advice="look for a pod of the node that uses the same content store and does not run",
                 )
             self._pause(PAUSE_SECONDS)
             left -= PAUSE_SECONDS
+        self._late = False
 
     def _is_member(self) -> bool:
         """Say whether what marks this member is there; somebody may have emptied the folder."""
@@ -115,27 +132,37 @@ class Members:
         own.chmod(stat.S_IMODE(self._folder.stat().st_mode))
         self._lock = os.open(own / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._alive = weakref.finalize(self, os.close, self._lock)
+        os.fchmod(self._lock, 0o644)  # who may not read it takes its owner for alive
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.own = own
-        if self._pinned:
-            self._write_pins()
 
     def pin(self, hashes: Collection[str]) -> None:
         """Say which blobs this process needs, here already or not; nobody who is alone later removes them.
 
+        What cannot be said now is said by whoever is alone next. One that did not end is not waited for again.
+
         Raises:
             SourceUnreadable, OSError: see :meth:`alone`.
         """
-        with self.alone():
-            self._pinned = frozenset(hashes)
-            self._write_pins()
+        self._pinned = frozenset(hashes)
+        if not self._is_told():
+            with self._waited(0 if self._late else self._patience):
+                pass
 
-    def _write_pins(self) -> None:
-        draft = self.own / f"{_PINS}.new"
-        draft.unlink(missing_ok=True)
-        draft.write_text("".join(f"{sha256}\n" for sha256 in sorted(self._pinned)))
-        draft.chmod(0o644)
-        draft.replace(self.own / _PINS)
+    def _is_told(self) -> bool:
+        """Say whether the file of pins says what is needed, and lies where it was put."""
+        return self._told == (self._pinned, stamp_at(self.own / _PINS))
+
+    def _tell(self) -> None:
+        pinned, draft = self._pinned, self.own / f"{_PINS}.new"
+        try:
+            draft.unlink(missing_ok=True)
+            draft.write_text("".join(f"{sha256}\n" for sha256 in sorted(pinned)))
+            draft.chmod(0o644)
+            draft.replace(self.own / _PINS)
+            self._told = pinned, stamp_at(self.own / _PINS)
+        except OSError as error:  # of a full disk, perhaps, and the room that would help is made by who is alone
+            log.warning("%s: other processes cannot be told what is in use: %s", self._folder, error)
 
     def others(self) -> Others:
         """Return what the others need, and remove what is left of those that have gone; only while alone."""
@@ -156,20 +183,6 @@ class Members:
                     coming += status.st_size
                     unwritten += max(0, status.st_size - 512 * status.st_blocks)
         return Others(held=frozenset(held), coming=coming, unwritten=unwritten)
-
-
-def make_folder(path: Path, *, like: Path) -> Path:
-    """Make a folder with the mode of another one, unless it is there; no link is taken for one.
-
-    Raises:
-        OSError: the disk, or something else lies there.
-    """
-    with contextlib.suppress(FileExistsError):
-        path.mkdir()
-        path.chmod(stat.S_IMODE(like.stat().st_mode))
-    if not stat.S_ISDIR(os.lstat(path).st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
-    return path
 
 
 def _locked(fd: int, *, how: int = fcntl.LOCK_EX) -> bool:

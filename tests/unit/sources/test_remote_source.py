@@ -328,6 +328,23 @@ async def test_damage_in_the_store_is_found_when_it_is_suspected(
     assert world.holds(built)
 
 
+async def test_a_manifest_that_is_wrong_about_a_blob_is_named_and_costs_no_blob(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a"), URI)
+    await (await world.source.resolve(URI)).obtain([entry.name for entry in built.tensors])
+    lying = write_checkpoint(tmp_path / "b", {"a.weight": ("U8", (7,), b"another")})
+    (entry,) = build_manifest(lying).tensors
+    wrong = msgspec.structs.replace(entry, sha256=built.by_name["a.weight"].sha256)
+    shipped = msgspec.structs.replace(build_manifest(lying), tensors=(wrong,))
+    (lying / MANIFEST_FILE).write_bytes(manifests.encode(shipped))
+    places.upload(NEXT, lying)
+    with pytest.raises(ManifestMismatch, match=r"a\.weight.*another size") as refused:
+        await (await world.source.resolve(NEXT)).obtain(["a.weight"])
+    assert refused.value.details["file"] == MANIFEST_FILE
+    assert world.holds(built)
+
+
 # What is refused.
 
 

@@ -1,5 +1,6 @@
 """Several processes over one folder of blobs: what one brought the other finds, proves, keeps, and counts."""
 
+import errno
 import os
 import signal
 import sys
@@ -49,6 +50,50 @@ def test_a_blob_that_was_written_again_is_proved_again(tmp_path: Path) -> None:
     store.look(NAMES)
     assert store.missing([sha256(A), sha256(B)]) == {sha256(A)}
     assert not store.path(sha256(A)).exists(), "what is wrong makes room"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_blob_outlives_who_is_wrong_about_its_size(tmp_path: Path, shared: bool) -> None:
+    store = opened(tmp_path, shared=shared)
+    store.put(sha256(A), A)
+    assert store.look({sha256(A): 5}) == {sha256(A)}
+    assert not store.missing([sha256(A)])
+    again = opened(tmp_path, shared=shared)
+    again.look({sha256(A): 5})
+    assert again.look({sha256(A): 4}) == set()
+    assert not again.missing([sha256(A)])
+
+
+def test_between_an_earlier_process_and_a_manifest_the_hash_decides(tmp_path: Path) -> None:
+    opened(tmp_path).put(sha256(A), A)
+    os.truncate(opened(tmp_path).path(sha256(A)), 2)
+    store = opened(tmp_path)
+    assert store.look({sha256(A): 4}) == set()
+    assert store.missing([sha256(A)])
+
+
+@pytest.mark.parametrize("call", ["open", "preadv"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOMEM])
+def test_who_cannot_read_a_blob_leaves_it_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    one, other = opened(tmp_path, shared=True), opened(tmp_path, shared=True)
+    one.put(sha256(A), A)
+    done: Callable[..., int] = getattr(os, call)
+
+    def refusing(what: object, *arguments: object, **options: object) -> int:
+        if call == "preadv" or str(what).endswith(sha256(A)):
+            raise OSError(number, os.strerror(number))
+        return done(what, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refusing)
+        other.look({sha256(A): 4})
+        assert other.missing([sha256(A)])
+        assert one.damaged([sha256(A)]) == [sha256(A)]
+    for store in (one, other):
+        store.look({sha256(A): 4})
+        assert not store.missing([sha256(A)])
 
 
 def test_what_a_neighbour_holds_stays_and_what_nobody_holds_goes(tmp_path: Path) -> None:
@@ -164,17 +209,43 @@ def test_another_users_blobs_that_cannot_be_removed_are_no_room(
     store = opened(tmp_path, limit=8, shared=True)
     for data in (A, B):
         store.put(sha256(data), data)
-    unlink = Path.unlink
+    unlink = os.unlink
 
-    def refusing(self: Path, missing_ok: bool = False) -> None:
-        if self.name == sha256(A):
+    def refusing(path: Path | str, *, dir_fd: int | None = None) -> None:
+        if Path(path).name == sha256(A):
             raise PermissionError(1, "Operation not permitted")
-        unlink(self, missing_ok)
+        unlink(path, dir_fd=dir_fd)
 
-    monkeypatch.setattr(Path, "unlink", refusing)
+    monkeypatch.setattr(os, "unlink", refusing)
     store.put(sha256(C), C)
     store.look(NAMES)
     assert store.missing(NAMES) == {sha256(B)}
+
+
+@pytest.mark.parametrize("there", [A, b"AAAA"])
+def test_another_users_blob_that_cannot_be_replaced_counts_if_it_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bytes
+) -> None:
+    """As in a folder with the sticky bit, where two pods of different users fetch the same."""
+    store, replace, target = opened(tmp_path, shared=True), os.replace, opened(tmp_path, shared=True).path(sha256(A))
+
+    def refusing(path: Path, to: Path | str, **options: int) -> None:
+        if Path(to).name == target.name and target.exists():
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        replace(path, to, **options)
+
+    monkeypatch.setattr(os, "replace", refusing)
+    monkeypatch.setattr(os, "unlink", lambda path, *, dir_fd=None: refusing(Path(), path))
+    (incoming,) = store.expect([(sha256(A), 4)])
+    incoming.write(0, A)
+    target.parent.mkdir()
+    target.write_bytes(there)
+    if there == A:
+        assert store.accept(incoming) == sha256(A)
+        assert not store.missing([sha256(A)])
+    else:
+        with pytest.raises(SourceUnreadable, match=f"{target}: .*user {os.getuid()}"):
+            store.accept(incoming)
 
 
 def test_what_is_made_has_the_mode_of_the_folder(tmp_path: Path) -> None:
@@ -184,6 +255,58 @@ def test_what_is_made_has_the_mode_of_the_folder(tmp_path: Path) -> None:
     folders = [entry for entry in tmp_path.rglob("*") if entry.is_dir()]
     assert {entry.stat().st_mode & 0o7777 for entry in folders} == {0o2770}
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o660
+
+
+def test_who_lives_can_be_seen_by_other_users_whatever_the_mask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        opened(tmp_path, shared=True)
+    finally:
+        os.umask(before)
+    (lock,) = (tmp_path / "members").glob("*/lock")
+    assert lock.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_could_not_be_said_is_said_by_the_next_that_is_alone(tmp_path: Path) -> None:
+    busy, one = Members(tmp_path), Members(tmp_path, patience=0)
+    with one.alone():
+        pass
+    with busy.alone(), pytest.raises(SourceUnreadable):
+        one.pin([sha256(A)])
+    with one.alone():
+        pass
+    with busy.alone():
+        assert busy.others().held == {sha256(A)}
+
+
+def test_who_is_in_the_way_is_waited_for_once(tmp_path: Path) -> None:
+    waited: list[float] = []
+    busy, one = Members(tmp_path), Members(tmp_path, patience=1.0, pause=waited.append)
+    one.pin([sha256(A)])
+    with busy.alone():
+        one.pin([sha256(A)])
+        assert not waited, "it has been said"
+        for name in (sha256(B), sha256(C)):
+            with pytest.raises(SourceUnreadable):
+                one.pin([name])
+        assert sum(waited) == pytest.approx(1.0)
+    one.pin([sha256(B)])
+    with busy.alone(), pytest.raises(SourceUnreadable):
+        one.pin([sha256(C)])
+    assert sum(waited) == pytest.approx(2.0), "it had ended meanwhile"
+
+
+def test_who_is_in_the_way_keeps_nobody_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = opened(tmp_path, shared=True)
+    busy.put(sha256(A), A)
+    monkeypatch.setattr(Members.__init__, "__kwdefaults__", {"patience": 0.0, "pause": lambda seconds: None})
+    with busy._members.alone():
+        store = opened(tmp_path, shared=True)
+        store.look({sha256(A): 4})
+        assert not store.missing([sha256(A)])
+        with pytest.raises(SourceUnreadable, match="another process"):
+            store.put(sha256(B), B)
+    store.put(sha256(B), B)
 
 
 def test_one_that_never_ends_is_named(tmp_path: Path) -> None:

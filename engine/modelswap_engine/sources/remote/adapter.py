@@ -20,6 +20,7 @@ from modelswap_engine.checkpoint.rules import is_hash
 from modelswap_engine.protocol.errors import ManifestMismatch, ModelswapError, UnsupportedFormat
 from modelswap_engine.sources.adapter import CONFIG_FILE, MAX_CONFIG_BYTES, WEIGHTS_FILE, read_manifest
 from modelswap_engine.sources.port import Identity
+from modelswap_engine.sources.remote.checkpoint import look
 from modelswap_engine.sources.remote.contents import Places, read_header, read_whole
 from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
@@ -94,7 +95,7 @@ class RemoteAdapter:
             await asyncio.to_thread(self._keep, frozenset(known))
             # What was kept is believed once more only if it is right.
             await asyncio.to_thread(self._store.damaged, known)
-            await asyncio.to_thread(self._store.look, {sha256: entry.nbytes for sha256, entry in known.items()})
+            await asyncio.to_thread(look, self._store, known)
             missing = [known[sha256] for sha256 in sorted(self._store.missing(known))]
             await take(self._sharing, missing, store=self._store, travelled=lambda _: None)
         absent = self._store.missing(known)

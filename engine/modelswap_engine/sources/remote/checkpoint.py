@@ -9,8 +9,8 @@ from pathlib import Path
 
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.layout import Evidence
-from modelswap_engine.checkpoint.manifest import Manifest, TensorEntry
-from modelswap_engine.protocol.errors import SourceChanged
+from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorEntry
+from modelswap_engine.protocol.errors import ManifestMismatch, SourceChanged
 from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources import side_files
 from modelswap_engine.sources.port import Brought, Mounted, Travelled
@@ -71,7 +71,7 @@ class RemoteCheckpoint:
         entries = {self.manifest.by_name[name].sha256: self.manifest.by_name[name] for name in names}
         # Whatever of this version is here already must not make room for the rest of it.
         await asyncio.to_thread(self._store.hold, self.manifest.digest, self._hashes)
-        await asyncio.to_thread(self._store.look, {sha256: entry.nbytes for sha256, entry in entries.items()})
+        await asyncio.to_thread(look, self._store, entries)
         missing = [entries[sha256] for sha256 in sorted(self._store.missing(entries))]
         if not missing:
             return Brought()
@@ -144,6 +144,23 @@ class RemoteCheckpoint:
         """Ask the places again for the revisions of their files."""
         async with self._folders() as folders:
             return await looking.look(folders, self._places, digest=self.manifest.digest)
+
+
+def look(store: ContentStore, entries: Mapping[str, TensorEntry]) -> None:
+    """See which tensors (hash → entry) the store has by now.
+
+    Raises:
+        ManifestMismatch: it has one in another size than the manifest states, so that the hash is not this tensor's.
+    """
+    wrong = sorted(store.look({sha256: entry.nbytes for sha256, entry in entries.items()}))
+    if wrong:
+        entry = entries[wrong[0]]
+        raise ManifestMismatch(
+            f"{MANIFEST_FILE}: tensor {entry.name!r}: {entry.nbytes} bytes with the hash {entry.sha256[:16]}… are "
+            "stated, but what hashes to that has another size",
+            advice="write the manifest again (modelswap manifest build)",
+            details={"file": MANIFEST_FILE, "tensor": entry.name, "expected": entry.sha256},
+        )
 
 
 def hashes_of(manifest: Manifest) -> frozenset[str]:

@@ -87,8 +87,7 @@ class RemoteSource:
         if found is None or manifest is None:
             return None
         side_files = {side.sha256: side.size for side in manifest.side_files}
-        self._store.look(side_files)
-        if self._store.missing(side_files):
+        if self._store.look(side_files) or self._store.missing(side_files):
             return None
         return found, manifest
 
