@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.apiserver import ApiServer
 from tests.support.cache import REPOSITORY
-from tests.support.charts import CHARTS, Charts, Object, case_id, cases, of_kind, pod_templates
+from tests.support.charts import CHARTS, Charts, Object, case_id, cases, one, pod_templates
 from tests.support.custom import lora_adapter, model_version
 from tests.support.processes import Child
 from tests.support.rest import APPLY, Rest
@@ -208,8 +208,8 @@ def test_services_of_others_are_kept_from_an_operator_that_may_write_those_of_ad
 
 def test_guard_is_of_this_operator_alone(installed: ApiServer, charts: Charts) -> None:
     objects = charts.template("modelswap", release="modelswap", namespace="modelswap-system")
-    (policy,) = of_kind(objects, "ValidatingAdmissionPolicy")
-    (binding,) = of_kind(objects, "ValidatingAdmissionPolicyBinding")
+    named = [o for o in objects if o["metadata"]["name"] == "modelswap-configmaps"]
+    policy, binding = one(named, "ValidatingAdmissionPolicy"), one(named, "ValidatingAdmissionPolicyBinding")
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
     assert OPERATOR in policy["spec"]["matchConditions"][0]["expression"]
 

@@ -84,6 +84,21 @@ def test_namespaced_watch_has_rights_nowhere_else(charts: Charts) -> None:
     assert not of_kind(objects, "ValidatingAdmissionPolicy")
 
 
+@pytest.mark.parametrize("values", [{}, {"rbac": {"create": False}}], ids=["", "own-roles"])
+def test_what_the_operator_owns_is_guarded_whoever_gives_it_its_rights(charts: Charts, values: dict[str, Any]) -> None:
+    def guards(**more: Any) -> list[str]:
+        kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+        return [
+            o["kind"]
+            for o in charts.template(CHART, {**values, **more})
+            if o["metadata"]["name"] == "demo-modelswap-owned" and o["kind"] in kinds
+        ]
+
+    assert guards() == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+    assert guards(admission={"guard": False}) == []
+    assert guards(watch={"namespaces": ["a"]}) == []
+
+
 def test_the_lease_is_there_without_leader_election_too(charts: Charts) -> None:
     # Its transitions are the epoch that engine pods fence by.
     objects = charts.template(CHART, {"leaderElection": {"enabled": False}})
