@@ -221,7 +221,7 @@ class _StateCollector(Collector):
         if memory.device_limit_bytes >= 0:
             yield _gauge("device_memory_limit_bytes", "Memory of the engine's devices.", memory.device_limit_bytes)
             free = memory.device_available_bytes
-            yield _gauge("device_memory_available_bytes", "What tensors can still take of it.", free)
+            yield _gauge("device_memory_available_bytes", "What tensors can still take of the devices.", free)
 
     @staticmethod
     def _ranks(state: EngineState) -> Iterator[Metric]:
