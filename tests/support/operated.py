@@ -35,12 +35,16 @@ class Account:
 
 
 def granted(server: ApiServer, rest: Rest, home: Path, *, namespace: str, all_namespaces: bool = False) -> Account:
-    """Make a namespace and give the operator in it the rights that the chart gives, and not one more."""
+    """Make a namespace and give the operator in it the rights that the chart gives, and not one more.
+
+    It works under the policy that the chart installs for the whole cluster, whichever release that came with.
+    """
     rest.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}}).accepted()
     values = {"watch": {"namespaces": [] if all_namespaces else [namespace]}, "rbac": {"adapterServices": True}}
-    objects = Charts(home).template("modelswap", values, namespace=namespace)
-    given = [thing for thing in objects if thing["kind"] in RIGHTS]
-    server.kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(thing) for thing in given))
+    charts = Charts(home)
+    given = [o for o in charts.template("modelswap", values, namespace=namespace) if o["kind"] in RIGHTS]
+    owned = [o for o in charts.template("modelswap") if o["metadata"]["name"].endswith("-owned")]
+    server.kubectl("apply", "-f", "-", stdin="\n---\n".join(json.dumps(thing) for thing in (*given, *owned)))
     rules = [rule for thing in given if thing["kind"] == "Role" for rule in thing["rules"]]
     return Account(
         namespace=namespace,
