@@ -20,6 +20,7 @@ from modelswap_engine.backends.sglang.exchange import LINK
 from modelswap_engine.backends.sglang.plain import plain_sglang
 from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.messages import CheckRequest, VersionRef
+from modelswap_engine.protocol.policy import Checks, PromptCheck
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.sources.file import FileSource
 from modelswap_engine.sources.registry import Sources
@@ -519,6 +520,26 @@ async def test_a_swap_goes_its_whole_way_and_a_bad_version_leaves_it_there(bench
         check = await coordinator.check(CheckRequest())
         assert check.ok
         assert check.checked == len(hashes_of(bench.models.new))
+
+
+async def test_a_version_that_fails_a_prompt_goes_the_way_back(bench: Bench, tmp_path: Path) -> None:
+    bad = edits.overflowing(bench.models.old, tmp_path / "bad")
+    checks = Checks(prompts=[PromptCheck(prompt="hello", max_logprob_delta=1000.0)])
+    await bench.load(bench.models.old)
+    wanted = (await bench.client.ask(LONG)).tokens
+    roots = [bench.models.old, bench.models.new, tmp_path]
+    async with _coordinated(bench, tmp_path / "state", roots) as coordinator:
+        await coordinator.swap(request(VersionRef(version="1.2", uri=bad.as_uri()), "bad", checks=checks))
+        status = await last(coordinator, "bad")
+        assert status.error is not None
+        assert (status.state, status.error.code) == (SwapState.ROLLED_BACK, "ChecksFailed"), status.error
+        assert (await bench.client.ask(LONG)).tokens == wanted
+        assert (await coordinator.check(CheckRequest())).ok
+        good = VersionRef(version="1.1", uri=bench.models.new.as_uri())
+        await coordinator.swap(request(good, "good", revision=2, checks=checks))
+        status = await last(coordinator, "good")
+        assert status.state is SwapState.SERVING, status.error
+        assert not bench.wish.wanted
 
 
 # Restarts.

@@ -13,7 +13,14 @@ from modelswap_engine.http.proxy.dialects import SGLANG
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.models import LOWER, Pair, tiny_llama
-from tests.support.proxied import Versions, listen, nothing_is_lost_and_nothing_mixed, standing_before, swap
+from tests.support.proxied import (
+    Versions,
+    listen,
+    nothing_is_lost_and_nothing_mixed,
+    prompts_decide,
+    standing_before,
+    swap,
+)
 from tests.support.serve import Served
 from tests.support.sglang import Sglang
 
@@ -50,6 +57,11 @@ async def on_one(sidecar: Served, versions: Versions) -> None:
 @pytest.mark.usefixtures("on_one")
 async def test_swaps_under_streaming_load_lose_nothing_and_mix_nothing(sidecar: Served, versions: Versions) -> None:
     await nothing_is_lost_and_nothing_mixed(sidecar, versions, kind="sglang")
+
+
+@pytest.mark.usefixtures("on_one")
+async def test_prompts_decide_over_a_version_before_anybody_hears_it(sidecar: Served, versions: Versions) -> None:
+    await prompts_decide(sidecar, versions)
 
 
 @pytest.mark.usefixtures("on_one")

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from modelswap_engine.protocol.policy import VerifyMode
+from modelswap_engine.protocol.policy import Checks, PromptCheck, VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.engine_pod import ONE_PROCESS
 from tests.support.engine_world import World
-from tests.support.models import WEIGHTS, Pair
+from tests.support.models import WEIGHTS, Pair, overflowing
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 
@@ -61,6 +61,21 @@ async def test_a_sidecar_that_was_killed_takes_over_what_it_had_proved(world: Wo
     boot = world.pod.boot_id()
     world.pod.sidecar.kill()
     await asyncio.to_thread(lambda: world.pod.sidecar.start().wait_ready())
+    await world.serves("1.1")
+    assert world.pod.boot_id() == boot
+
+
+@pytest.mark.full
+async def test_a_version_that_fails_a_prompt_costs_a_start_on_the_old_one(world: World) -> None:
+    checks = Checks(prompts=[PromptCheck(prompt="hello"), PromptCheck(prompt="hi", max_logprob_delta=1000.0)])
+    boot, wanted = world.pod.boot_id(), await world.client.texts()
+    bad = overflowing(world.pair.old, world.pair.old.parent / "overflowing-plain")
+    assert await world.ended(await world.begin("1.2", folder=bad, checks=checks)) is SwapState.ROLLED_BACK
+    await world.serves("1.0")
+    assert world.pod.boot_id() != boot
+    assert await world.client.texts() == wanted
+    boot = world.pod.boot_id()
+    assert await world.ended(await world.begin("1.1", checks=checks)) is SwapState.SERVING
     await world.serves("1.1")
     assert world.pod.boot_id() == boot
 

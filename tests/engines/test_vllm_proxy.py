@@ -25,6 +25,7 @@ from tests.support.proxied import (
     load,
     more,
     nothing_is_lost_and_nothing_mixed,
+    prompts_decide,
     standing_before,
     swap,
 )
@@ -67,6 +68,11 @@ async def on_one(sidecar: Served, versions: Versions) -> None:
 @pytest.mark.usefixtures("on_one")
 async def test_swaps_under_streaming_load_lose_nothing_and_mix_nothing(sidecar: Served, versions: Versions) -> None:
     await nothing_is_lost_and_nothing_mixed(sidecar, versions, kind="vllm")
+
+
+@pytest.mark.usefixtures("on_one")
+async def test_prompts_decide_over_a_version_before_anybody_hears_it(sidecar: Served, versions: Versions) -> None:
+    await prompts_decide(sidecar, versions)
 
 
 def missing(folder: Path) -> Path:

@@ -23,13 +23,17 @@ from modelswap_engine.protocol.messages import (
     ProceedRequest,
     RollbackRequest,
 )
-from modelswap_engine.protocol.policy import Loading, LoadingMode, OnTimeout, Traffic, TrafficMode
+from modelswap_engine.protocol.policy import Checks, Loading, LoadingMode, OnTimeout, PromptCheck, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.examples import examples
 from tests.support.fake_backend import Fault
 from tests.support.swapping import OWNER, POD, World, checkpoint, request
 
-STEPS = ["stage", "prepare", "pause", "commit", "verify", "resume", "rollback", "retire", "release", "load", "hashes"]
+STEPS = [
+    "stage", "try_out", "prepare", "pause", "commit", "verify", "try_live", "resume", "rollback", "retire", "release",
+    "load", "hashes",
+]  # fmt: skip
+TRIED = Checks(prompts=[PromptCheck(prompt="hello")])
 FAULTS = [Fault.ERROR, Fault.LATE_ERROR, Fault.RAISE, Fault.DIE, Fault.DIE_AFTER, Fault.HANG]
 CONTENTS = {
     "1.0": checkpoint(),
@@ -77,10 +81,11 @@ class Pod(RuleBasedStateMachine):
     def run(self, work):
         return self.runner.run(work)
 
-    @initialize(fault=faults)
-    def start(self, fault):
+    @initialize(fault=faults, tries_live=st.booleans())
+    def start(self, fault, tries_live):
         async def begin():
             self.world = World(Path(self.folder.name), **BOUNDS)
+            self.world.backend.tries_live = tries_live
             self.targets = {name: self.world.publish(name, content) for name, content in CONTENTS.items()}
             self.world.backend.faults |= {step: what for step, what in fault.items() if step == "load"}
             await self.world.start()
@@ -380,7 +385,10 @@ class Pod(RuleBasedStateMachine):
     async def _swap(self, version, traffic, loading, *, meanwhile=None):
         world, operation_id = self.world, self._next()
         target, before = self.targets[version], world.state.live
-        wanted = request(target, operation_id, traffic=traffic, loading=loading, revision=next(self.numbers))
+        revision = next(self.numbers)
+        refused = world.backend.tries_live and traffic.mode not in (TrafficMode.DRAIN, TrafficMode.ABORT)
+        checks = Checks() if refused else TRIED
+        wanted = request(target, operation_id, traffic=traffic, loading=loading, checks=checks, revision=revision)
         await world.coordinator.swap(wanted)
         if meanwhile is not None:
             await meanwhile(operation_id)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from modelswap_engine.protocol.messages import CheckRequest, CheckResult, SwapStatus
-from modelswap_engine.protocol.policy import VerifyMode
+from modelswap_engine.protocol.policy import Checks, VerifyMode
 from modelswap_engine.protocol.states import SwapState
 from tests.support.engine_pod import Kubelet, Pod
 from tests.support.engine_ranks import Client
@@ -69,12 +69,19 @@ class World:
             finally:
                 await asyncio.to_thread(pod.clear)
 
-    async def begin(self, version: str, *, verify: VerifyMode = VerifyMode.STANDARD) -> str:
-        """Begin a swap to a version, and return its operation."""
+    async def begin(
+        self,
+        version: str,
+        *,
+        verify: VerifyMode = VerifyMode.STANDARD,
+        checks: Checks | None = None,
+        folder: Path | None = None,
+    ) -> str:
+        """Begin a swap to a version, and return its operation; one that is not of the pair is in a folder."""
         self.swaps += 1
-        operation = f"op-{self.swaps}"
-        folder = {"1.0": self.pair.old, "1.1": self.pair.new}[version]
-        await asyncio.to_thread(self.pod.sidecar.begin, folder, version, operation=operation, verify=verify)
+        operation, begin = f"op-{self.swaps}", self.pod.sidecar.begin
+        folder = folder or {"1.0": self.pair.old, "1.1": self.pair.new}[version]
+        await asyncio.to_thread(begin, folder, version, operation=operation, verify=verify, checks=checks)
         return operation
 
     async def ended(self, operation: str) -> SwapState:

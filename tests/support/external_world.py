@@ -16,7 +16,7 @@ from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.port import Load
 from modelswap_engine.protocol.messages import CancelRequest, Fence, SwapRequest, SwapStatus, VersionRef
-from modelswap_engine.protocol.policy import Traffic
+from modelswap_engine.protocol.policy import Checks, Traffic
 from modelswap_engine.swap.clock import Offload, SystemClock
 from modelswap_engine.swap.companion import Companion
 from modelswap_engine.swap.coordinator import Coordinator
@@ -72,6 +72,7 @@ class ExternalWorld:
         reach: float = BOUNDS.reach,
         call: float = BOUNDS.call,
         forget: float = BOUNDS.forget,
+        prompts: float = BOUNDS.prompts,
         requests: Requests | None = None,
         companion: Companion | None = None,
         offload: Offload = at_once,
@@ -87,7 +88,7 @@ class ExternalWorld:
         self.launcher = FakeStarting()
         self.boot(self.one)
         self.control.on_load = self._load
-        bounds = dataclasses.replace(BOUNDS, reach=reach, call=call, watch=look_seconds, forget=forget)
+        bounds = dataclasses.replace(BOUNDS, reach=reach, call=call, watch=look_seconds, forget=forget, prompts=prompts)
         self.backend = ExternalBackend(
             self.control,
             settings=bounds,
@@ -174,11 +175,16 @@ class ExternalWorld:
         await self.coordinator.cancel(operation_id, CancelRequest(fence=Fence(pod_uid="pod-1", owner_uid="cli")))
 
     async def swap(
-        self, target: VersionRef, operation_id: str = "op-1", *, traffic: Traffic | None = None
+        self,
+        target: VersionRef,
+        operation_id: str = "op-1",
+        *,
+        traffic: Traffic | None = None,
+        checks: Checks | None = None,
     ) -> SwapStatus:
         """Swap and return how it ended."""
         revision = self.coordinator.state().revision + 1
-        await self.coordinator.swap(request(target, operation_id, traffic=traffic, revision=revision))
+        await self.coordinator.swap(request(target, operation_id, traffic=traffic, checks=checks, revision=revision))
         return await last(self.coordinator, operation_id)
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -68,6 +68,7 @@ class FakeBackend:
         lossy: tensors that are held in another form, and known by that.
         hidden: tensors that can only be seen while no request runs.
         requests: what ``running`` answers.
+        tries_live: prompts are tried after the commit, too; that step is called ``try_live``.
         limit: bytes that the engine may use, -1 for no limit.
         instance: bytes that a second instance takes beside the tensors.
         lost: with replicas (each of its ranks is one): the ranks that are dead while the others live.
@@ -97,6 +98,7 @@ class FakeBackend:
         self.rates: list[int] = []
         self.hidden: set[str] = set()
         self.trials: list[PromptTrial] = []
+        self.tries_live = False
         self.lossy: set[str] = set()
         self.outside = Outside()
         self._clear()
@@ -184,7 +186,7 @@ class FakeBackend:
         return f"boot-{self._boots}.{self._starts[rank]}"
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(traffic_modes=list(self.modes), refused_modes=dict(self.why))
+        return Capabilities(traffic_modes=list(self.modes), refused_modes=dict(self.why), tries_live=self.tries_live)
 
     def layout(self) -> Layout:
         """Every tensor alone, but ``q`` and ``k`` are one parameter."""
@@ -238,8 +240,11 @@ class FakeBackend:
         return await self._step("stage", order.operation_id, act, fetched_bytes=fetched)
 
     async def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Sequence[Reply]:
-        self._law(self.staged is not None and self.staged[0] == operation_id and not self.paused, "try_out")
         self.trials += trials
+        if self.tries_live and self.paused:
+            self._law(self.paused == operation_id == self.committed and self.requests == 0, "try_live")
+            return await self._step("try_live", operation_id, lambda: None)
+        self._law(self.staged is not None and self.staged[0] == operation_id and not self.paused, "try_out")
         return await self._step("try_out", operation_id, lambda: None)
 
     async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from modelswap_engine.backends.external.control import EngineFacts
+from modelswap_engine.backends.external.control import Continued, EngineFacts
 from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
@@ -41,6 +41,7 @@ class FakeControl:
         broken: what goes wrong at the next call of a name.
         on_load: told the digest when the engine loads a whole version.
         lose: says of a collective call whether and how it goes wrong.
+        logprob: how likely every token is to its weights.
         answers: changes what the ranks answered, on its way.
     """
 
@@ -56,6 +57,7 @@ class FakeControl:
         self.loaded = ""
         self.on_load: Callable[[str], None] = lambda digest: None
         self.closed = False
+        self.logprob: Callable[[], float] = lambda: -1.0
         self.paused_with: list[RequestPolicy] = []
         self.lose: Callable[[str], Broken | None] = lambda text: None
         self.answers: Callable[[list[str]], list[str]] = lambda answers: answers
@@ -149,6 +151,15 @@ class FakeControl:
             self.label(digest)
 
         await self._call("load_full", act, seconds=seconds)
+
+    async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
+        def answer() -> Continued:
+            return Continued(prompt=tuple(text.encode()), answer=(7,) * tokens)
+
+        return await self._call("continued", answer, seconds=seconds)
+
+    async def logprobs(self, tokens: Sequence[int], *, seconds: float) -> Sequence[float]:
+        return await self._call("logprobs", lambda: [self.logprob()] * len(tokens), seconds=seconds)
 
     async def close(self) -> None:
         self.closed = True

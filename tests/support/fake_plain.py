@@ -74,6 +74,9 @@ class FakePlain:
         if not self.drains:
             raise Busy("requests are left")
 
+    async def go_on(self) -> None:
+        self.calls.append("go on")
+
     async def resume(self) -> None:
         self.calls.append("resume")
 

@@ -397,6 +397,22 @@ def greedy(folder: Path, prompts: Iterable[str], *, tokens: int) -> list[list[in
     return found
 
 
+def mean_logprob(folder: Path, prompt: str, answer: list[int]) -> float:
+    """Return what transformers makes of a checkpoint: the mean log-probability per token of an answer, in float32."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(folder)(prompt).input_ids
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*ids, *answer]])).logits[0, len(ids) - 1 : -1]
+    found = torch.log_softmax(logits, -1).gather(1, torch.tensor(answer)[:, None])
+    return float(found.mean())
+
+
+def overflowing(base: Path, out: Path) -> Path:
+    """Write a version whose values are all finite, and whose output is not: its last norm leaves no room."""
+    shutil.copytree(base, out)
+    return edit_tensor(out, "model.norm.weight", lambda tensor: tensor.fill_(3e38))
+
+
 BAD_KINDS = ("shape", "nan", "part", "foreign")
 
 

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from modelswap_engine.backends.external.control import EngineControl
+from modelswap_engine.backends.trials import ANSWER_TOKENS
 from modelswap_engine.protocol.messages import SwapStatus
+from modelswap_engine.protocol.policy import Checks, PromptCheck
 from modelswap_engine.protocol.states import SwapState
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Client
+from tests.support.models import greedy, mean_logprob, overflowing
 from tests.support.serve import Served
 
 ASKED = (*PROMPTS, LONG)
@@ -107,11 +111,45 @@ async def more(heard: list[Heard], count: int) -> None:
             await asyncio.sleep(0.02)  # answers come in when they come in
 
 
-async def swap(sidecar: Served, versions: Versions, version: str) -> SwapStatus:
+async def swap(sidecar: Served, versions: Versions, version: str, *, checks: Checks | None = None) -> SwapStatus:
     """Swap to a version and return how that ended."""
-    operation = f"to-{version}-{secrets.token_hex(4)}"
-    await asyncio.to_thread(sidecar.begin, versions.folders[version], version, operation=operation)
+    operation, folder = f"to-{version}-{secrets.token_hex(4)}", versions.folders[version]
+    await asyncio.to_thread(sidecar.begin, folder, version, operation=operation, checks=checks)
     return await asyncio.to_thread(sidecar.ended, operation)
+
+
+async def prompts_decide(sidecar: Served, versions: Versions) -> None:
+    """Try versions with prompts under streams, 1.0 being live: nobody hears a word of one that does not pass."""
+    change = difference(versions.folders["1.0"], versions.folders["1.1"])
+    bad = overflowing(versions.folders["1.0"], versions.folders["2.0"].parent / "overflowing")
+    tried = Versions({**versions.folders, "overflowing": bad}, versions.texts)
+    boots = [rank.boot_id for rank in sidecar.state().ranks]
+    async with load(sidecar.data_url) as heard:
+        await more(heard, 4)
+        for version, checks in (("overflowing", compared(None)), ("1.1", compared(change * 0.99))):
+            status = await swap(sidecar, tried, version, checks=checks)
+            assert status.error is not None
+            assert (status.state, status.error.code) == (SwapState.ROLLED_BACK, "ChecksFailed"), status.error
+            await more(heard, 4)
+    assert float(status.error.details["change"]) == pytest.approx(change, rel=5e-3)
+    assert all(answer.whole for answer in heard)
+    assert [answer for answer in heard if answer.text != versions.texts["1.0"][answer.prompt]] == []
+    status = await swap(sidecar, tried, "1.1", checks=compared(change * 1.01))
+    assert status.state is SwapState.SERVING, status.error
+    async with aiohttp.ClientSession() as session:
+        answers = [await listen(session, sidecar.data_url, prompt) for prompt in range(len(ASKED))]
+    assert [answer.text for answer in answers] == versions.texts["1.1"]
+    assert [rank.boot_id for rank in sidecar.state().ranks] == boots
+
+
+def compared(allowed: float | None) -> Checks:
+    return Checks(prompts=[PromptCheck(prompt=PROMPTS[0]), PromptCheck(prompt=PROMPTS[1], max_logprob_delta=allowed)])
+
+
+def difference(old: Path, new: Path) -> float:
+    """Return by how much transformers finds the mean log-probability of the old version's answer to change."""
+    (answer,) = greedy(old, [PROMPTS[1]], tokens=ANSWER_TOKENS)
+    return abs(mean_logprob(new, PROMPTS[1], answer) - mean_logprob(old, PROMPTS[1], answer))
 
 
 async def nothing_is_lost_and_nothing_mixed(

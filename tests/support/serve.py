@@ -19,7 +19,7 @@ from modelswap_engine.cli.client import ControlClient
 from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
-from modelswap_engine.protocol.policy import Loading, Traffic, TrafficMode, VerifyMode
+from modelswap_engine.protocol.policy import Checks, Loading, Traffic, TrafficMode, VerifyMode
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from tests.support.free_ports import free_port
 
@@ -180,6 +180,7 @@ class Served:
         mode: TrafficMode = TrafficMode.DRAIN,
         traffic: Traffic | None = None,
         verify: VerifyMode = VerifyMode.STANDARD,
+        checks: Checks | None = None,
     ) -> SwapStatus:
         """Start a swap as a person would, and return as soon as it is accepted."""
         request = SwapRequest(
@@ -188,6 +189,7 @@ class Served:
             target=VersionRef(version=version, uri=target.as_uri()),
             traffic=traffic or Traffic(mode=mode),
             loading=Loading(verify=verify),
+            checks=checks or Checks(),
         )
         return self.control.post("/swaps", request, SwapStatus)
 

@@ -9,6 +9,8 @@ The order within one swap is::
     stage → prepare → pause → commit → verify → resume        (then release, or later rollback/release)
                           └── on failure: rollback → verify → resume
 
+``try_out`` comes after ``stage``, and where prompts cannot be tried on what is staged, also after ``verify``.
+
 With ``RequestPolicy.OVERLAP`` nobody is paused; until ``retire`` there are two instances, and a request says by its
 ``version`` which one it was let in to::
 
@@ -87,9 +89,13 @@ class StageRetained(Record, frozen=True, kw_only=True):
 
 
 class PromptTrial(Record, frozen=True, kw_only=True):
-    """A prompt to try staged weights with; ``max_logprob_delta`` None compares nothing, see ``PromptCheck``."""
+    """A prompt to try a version with; ``max_logprob_delta`` None compares nothing, see ``PromptCheck``.
 
-    prompt: tuple[int, ...]
+    ``prompt`` are its tokens. A backend that tries what is live gets the ``text`` instead: its engine makes tokens.
+    """
+
+    prompt: tuple[int, ...] = ()
+    text: str = ""
     max_logprob_delta: float | None = None
 
 
@@ -282,7 +288,12 @@ class Backend(Protocol):
         """Stage beside the live tensors while requests run."""
 
     async def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Sequence[Reply]:
-        """Run prompts on what is staged, beside the live version; a trial that fails is ``ChecksFailed``."""
+        """Run prompts on what is staged, beside the live version; a trial that fails is ``ChecksFailed``.
+
+        A backend whose capabilities say ``tries_live`` cannot, and is asked twice. Before the pause it sees that the
+        prompts can be run, and what the live version says to those that compare. After ``verify``, before ``resume``,
+        it runs them on what was committed.
+        """
 
     async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
         """Promise that commit can no longer fail for want of anything; replies carry the staged digest.

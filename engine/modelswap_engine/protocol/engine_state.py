@@ -171,6 +171,8 @@ class Capabilities(Message, frozen=True, kw_only=True):
 
     ``commit_method`` is how a commit makes tensors live: ``pointer``, or ``copy`` where addresses must stay; then the
     old values are saved before, which takes as much memory again. ``refused_modes`` says why a mode is not there.
+    ``tries_live`` says that prompts of ``checks`` are run after the commit, while new requests wait, and not on what is
+    staged.
     """
 
     kind: str = "embedded"
@@ -180,6 +182,7 @@ class Capabilities(Message, frozen=True, kw_only=True):
     rollback: bool = True
     commit_method: str = "pointer"
     max_loras: int = 0
+    tries_live: bool = False
 
 
 class EngineState(Message, frozen=True, kw_only=True):

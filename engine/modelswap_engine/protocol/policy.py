@@ -77,7 +77,11 @@ class PromptCheck(Message, frozen=True, kw_only=True):
 
 
 class Checks(Message, frozen=True, kw_only=True):
-    """What must hold before a new version is made live. That output is finite is always checked."""
+    """What must hold before a new version can answer anybody.
+
+    That its tensors are finite is always checked. So is the output of a short prompt in the embedded engine; elsewhere
+    only that of ``prompts`` is.
+    """
 
     prompts: Annotated[list[PromptCheck], msgspec.Meta(max_length=MOST_PROMPTS)] = []
 

@@ -120,9 +120,13 @@ class Engine:
         return await self._replies("stage", order.operation_id, call, seconds, unless=unless)
 
     async def try_out(self, operation_id: str, trials: Sequence[PromptTrial], *, unless: asyncio.Future[None]) -> None:
-        """Run prompts on what is staged; given up when ``unless`` says so."""
+        """Run prompts before anybody is stopped; given up when ``unless`` says so."""
         call, seconds = self._backend.try_out(operation_id, trials), self._settings.stage_seconds
         await self._replies("try_out", operation_id, call, seconds, unless=unless)
+
+    async def try_live(self, operation_id: str, trials: Sequence[PromptTrial]) -> None:
+        """Run prompts on what was committed, for an engine that runs none on what is staged."""
+        await self._short("try_out", operation_id, self._backend.try_out(operation_id, trials))
 
     async def prepare(self, operation_id: str, digest: str, *, overlap: bool = False) -> None:
         """Make every rank promise, and agree on what it holds; ``overlap`` brings up a second instance."""

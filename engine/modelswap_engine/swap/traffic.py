@@ -119,7 +119,8 @@ class Window:
         fallback = FALLBACKS[self._traffic.on_timeout]
         if fallback is TrafficMode.RECOMPUTE and not continuable:
             raise DrainTimeout(
-                f"{waited}, and they cannot be continued because tokenizer, template, end of text or adapters change",
+                f"{waited}, and they cannot be continued because tokenizer, template, end of text or adapters "
+                "change, or prompts have to be tried",
                 advice="try again, raise traffic.timeoutSeconds, or set traffic.onTimeout: AbortRequests",
             )
         return POLICIES[fallback]

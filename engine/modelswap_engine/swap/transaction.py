@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
+from modelswap_engine.backends.port import PromptTrial, RequestPolicy, Stage, StageRetained
 from modelswap_engine.protocol.errors import Busy, InvalidCheckpoint, ManifestMismatch, ModelswapError
 from modelswap_engine.protocol.messages import PlanRequest, SwapRequest
 from modelswap_engine.protocol.policy import TrafficMode, VerifyMode
@@ -62,6 +62,7 @@ class Transaction:
         self._adapted = False
         self._staged = False
         self._touched = False
+        self._untried: Sequence[PromptTrial] = ()
 
     async def run(self) -> None:
         """Go through the whole transaction; never raises but for cancellation at shutdown."""
@@ -147,7 +148,8 @@ class Transaction:
         await core.companion.stage(operation.id, self._request.adapters, target=new.ref)
         if isinstance(order, Stage):
             await self._unchanged(new)
-        await try_out(core, operation, self._request.checks, new.digest, same_tokens=decision.continuable)
+        same_tokens = decision.continuable
+        self._untried = await try_out(core, operation, self._request, new.digest, same_tokens=same_tokens)
         await self._wait(new)
         await core.engine.prepare(operation.id, new.digest, overlap=self._overlaps)
         operation.advance(_S.PREPARED)
@@ -221,7 +223,8 @@ class Transaction:
             await self._switch(new, self._old, keep=decision.keep_previous)
             return
         operation.advance(_S.PAUSING)
-        policy = await window.shut(continuable=decision.continuable and not self._adapted)
+        continuable = decision.continuable and not self._adapted and not self._untried
+        policy = await window.shut(continuable=continuable)
         operation.check()
         core.companion.seal()
         await core.engine.pause(operation.id, policy)
@@ -233,6 +236,8 @@ class Transaction:
         # Where memory was damaged, nothing is believed that was not hashed.
         strict = self._request.loading.verify is VerifyMode.STRICT or bool(core.drift.names)
         await core.engine.verify(operation.id, new.digest, strict=strict)
+        if self._untried:
+            await core.engine.try_live(operation.id, self._untried)
         operation.advance(_S.VERIFIED)
         core.publish(new, previous=self._old)
         core.sound()

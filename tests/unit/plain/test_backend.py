@@ -10,10 +10,11 @@ from modelswap_engine.backends.external.plain.backend import PlainBackend
 from modelswap_engine.backends.external.plain.memory import SumMemory
 from modelswap_engine.backends.external.plain.staging import Staging
 from modelswap_engine.backends.external.restart import RestartWish
-from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.backends.port import PromptTrial, RequestPolicy
 from modelswap_engine.protocol.errors import WorkerLost
 from tests.support.checkpoints import write_checkpoint
 from tests.support.external_world import BOUNDS, FakeStarting
+from tests.support.fake_control import Broken
 from tests.support.fake_plain import LAYOUT, FakePlain, read
 from tests.support.orders import accepted, digest_of, load_order, refused, stage_order
 
@@ -193,4 +194,45 @@ async def test_where_nobody_does_an_engine_that_holds_something_else_is_lost(tmp
     with pytest.raises(WorkerLost, match="other weights"):
         await world.backend.load(load_order(world.old))
     assert world.engine.calls == ["take"]
+    assert world.proven() == ""
+
+
+# Prompts.
+
+TRIALS = [PromptTrial(text="hello", max_logprob_delta=0.5)]
+
+
+async def test_prompts_run_within_the_pause_on_what_was_loaded(world: World) -> None:
+    world.engine.control.logprob = lambda: -1.0 if world.engine.live == read(world.old) else -1.4
+    accepted(await world.backend.try_out("op", TRIALS))
+    assert "go on" not in world.engine.calls
+    await world.committed()
+    accepted(await world.backend.verify("op", strict=False))
+    accepted(await world.backend.try_out("op", TRIALS))
+    accepted(await world.backend.resume("op"))
+    assert world.engine.calls == ["pause", "exchange", "go on", "resume"]
+    assert world.proven() == digest_of(world.new)
+    assert not world.wish.wanted
+
+
+async def test_one_that_fails_leaves_the_version_to_be_taken_back(world: World) -> None:
+    world.engine.control.logprob = lambda: -1.0 if world.engine.live == read(world.old) else -1.6
+    accepted(await world.backend.try_out("op", TRIALS))
+    await world.committed()
+    accepted(await world.backend.verify("op", strict=False))
+    assert refused(await world.backend.try_out("op", TRIALS)) == "ChecksFailed"
+    accepted(await world.backend.rollback("op"))
+    assert accepted(await world.backend.verify("op", strict=False)).digest == digest_of(world.old)
+    accepted(await world.backend.resume("op"))
+    assert world.engine.live == read(world.old)
+
+
+async def test_an_engine_that_is_lost_with_a_prompt_has_to_start_again(world: World) -> None:
+    accepted(await world.backend.try_out("op", TRIALS))
+    await world.committed()
+    accepted(await world.backend.verify("op", strict=False))
+    world.engine.control.broken["logprobs"] = Broken.LOST_BEFORE
+    with pytest.raises(WorkerLost):
+        await world.backend.try_out("op", TRIALS)
+    assert world.wish.wanted
     assert world.proven() == ""

@@ -13,9 +13,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from modelswap_engine.backends.port import PromptTrial
-from modelswap_engine.protocol.errors import ChecksFailed
+from modelswap_engine.backends.trials import ANSWER_TOKENS, not_finite, require_alike
 
-_ANSWER_TOKENS: Final = 8
 _MANAGER: Final = "_cached_continuous_batching_manager"
 
 
@@ -84,25 +83,19 @@ def check_prompt(
     Raises:
         ChecksFailed: the output is not finite, or has changed by more than is allowed.
     """
-    prompt = torch.tensor(item.prompt[: longest - _ANSWER_TOKENS], device=trial.device)
+    prompt = torch.tensor(item.prompt[: longest - ANSWER_TOKENS], device=trial.device)
     if item.max_logprob_delta is None:
         _logits(trial, prompt)
         return
     answered = _answered(live, prompt)
-    change = abs(_mean_logprob(trial, answered, len(prompt)) - _mean_logprob(live, answered, len(prompt)))
-    if not change <= item.max_logprob_delta:
-        raise ChecksFailed(
-            f"checks.prompts, number {number}: the mean log-probability of the live version's answer changes by "
-            f"{change:.4g}, allowed is {item.max_logprob_delta:g}",
-            advice="look at the version's answers; allow a larger change if they are as they should be",
-            details={"prompt": str(number), "change": f"{change:.6g}", "allowed": f"{item.max_logprob_delta:g}"},
-        )
+    change = _mean_logprob(trial, answered, len(prompt)) - _mean_logprob(live, answered, len(prompt))
+    require_alike(change, allowed=item.max_logprob_delta, number=number)
 
 
 def _answered(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
     """Return a prompt with its greedy answer."""
     tokens = prompt
-    for _ in range(_ANSWER_TOKENS):
+    for _ in range(ANSWER_TOKENS):
         tokens = torch.cat([tokens, _logits(model, tokens)[-1:].argmax(-1)])
     return tokens
 
@@ -118,8 +111,5 @@ def _logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = library(input_ids=tokens[None], use_cache=False).logits[0]
     if not bool(torch.isfinite(logits).all()):
-        raise ChecksFailed(
-            "the version's output holds values that are not finite, though its tensors do not",
-            advice="it overflows in this precision; save it in bfloat16 or float32, or choose another version",
-        )
+        raise not_finite()
     return logits

@@ -21,6 +21,7 @@ from modelswap_engine.backends.external.loading import Loading, Starting, emptie
 from modelswap_engine.backends.external.ranks import Ranks
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
+from modelswap_engine.backends.external.trials import Trials
 from modelswap_engine.backends.external.watch import Watch
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.merging import merged
@@ -36,6 +37,8 @@ from modelswap_engine.backends.port import (
 )
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
 from modelswap_engine.protocol.errors import (
+    Busy,
+    ChecksFailed,
     Internal,
     NotReady,
     UnsupportedChange,
@@ -78,6 +81,7 @@ class ExternalBackend:
         self._ranks = Ranks(control, call_seconds=self._settings.call)
         self._exchanging = Exchanging(control, self._ranks, bounds=self._settings)
         self._loading = Loading(control, self._ranks, bounds=self._settings, starting=starting)
+        self._trials = Trials(control, bounds=self._settings)
         self._watch = Watch(
             control,
             seconds=self._settings.watch,
@@ -201,14 +205,15 @@ class ExternalBackend:
         return views.replies(await self._decisive("stage", work))
 
     async def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Sequence[Reply]:
-        """Nothing runs on what is staged here.
-
-        Raises:
-            UnsupportedChange: always.
-        """
-        raise UnsupportedChange(
-            "checks.prompts: this engine runs no prompts on staged weights", advice="leave checks.prompts out"
-        )
+        """Run prompts on what is live: before the pause the version from before, after the commit the wanted one."""
+        try:
+            if self._empty_for == operation_id:
+                await self._decisive("checks.prompts", self._trials.carry_out(operation_id, trials))
+            else:
+                await self._trials.rehearse(operation_id, trials)
+        except (ChecksFailed, UnsupportedChange, Busy) as error:
+            return [replace(reply, error=error.body()) for reply in self._replies(operation_id)]
+        return self._replies(operation_id)
 
     async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
         """Promise that commit can no longer fail for want of anything."""

@@ -70,6 +70,13 @@ class EngineFacts(Record, frozen=True, kw_only=True):
     adapters: AdapterFacts = AdapterFacts()
 
 
+class Continued(Record, frozen=True, kw_only=True):
+    """A prompt and its greedy answer, in the engine's tokens."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
 class Requests(Protocol):
     """The requests that clients have in the engine, as seen by whoever carries them."""
 
@@ -132,6 +139,18 @@ class EngineControl(Protocol):
 
         Only while nothing runs or the engine is paused. The directory is one that the engine sees under the same path.
         When it raises WorkerLost, what is live is unknown, and may be a mixture.
+        """
+
+    async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
+        """Have the engine go on with a text greedily by so many tokens, as one of its requests."""
+
+    async def logprobs(self, tokens: Sequence[int], *, seconds: float) -> Sequence[float]:
+        """Ask for the log-probability of each of these tokens but the first, and of the one that would come next.
+
+        One that is not finite, or that the engine does not tell, is NaN or an infinity.
+
+        Raises:
+            BadRequest: also for output that the engine cannot put into words.
         """
 
     async def close(self) -> None:

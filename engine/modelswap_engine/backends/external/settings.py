@@ -17,6 +17,7 @@ class ExternalSettings:
         watch: how often the engine is asked whether it lives, and ``answer`` how long it may take to say so.
         forget: how long the engine may take to forget what it cached, once a commit is made: a request that nobody
             made, such as a question for its health, ends within milliseconds.
+        prompts: all prompts of one swap, twice: before it, beside requests, and after the commit, while new ones wait.
         misses: how often in a row it may fail to say so before it counts as lost.
     """
 
@@ -26,6 +27,7 @@ class ExternalSettings:
     hash: float = 1500.0
     reach: float = 60.0
     forget: float = 2.0
+    prompts: float = 60.0
     rest: float = 5.0
     watch: float = 1.0
     answer: float = 5.0

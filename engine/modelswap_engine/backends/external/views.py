@@ -37,6 +37,7 @@ def capabilities(facts: EngineFacts | None, ranks: Sequence[wire.Facts], *, adap
         rollback=True,
         commit_method=",".join(sorted({rank.commit_method for rank in ranks})),
         max_loras=facts.adapters.slots if adapters else 0,
+        tries_live=True,
     )
 
 

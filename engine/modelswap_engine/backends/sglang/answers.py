@@ -1,5 +1,7 @@
 """What SGLang 0.5 answers, as far as it is looked at; unknown fields are ignored, missing ones have their defaults."""
 
+import math
+
 import msgspec
 
 
@@ -84,6 +86,31 @@ class Checked(msgspec.Struct, frozen=True):
     success: bool = False
     message: str = ""
     ranks: list[RankSums] = []
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The log-probabilities of tokens: each with its token; None where it is not finite, and for the very first."""
+
+    input_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    output_token_logprobs: list[tuple[float | None, int, str | None]] = []
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """``POST /generate``, asked for log-probabilities."""
+
+    output_ids: tuple[int, ...] = ()
+    meta_info: Told = Told()
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt in tokens."""
+        return tuple(token for _, token, _ in self.meta_info.input_token_logprobs)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of each token of the prompt but the first, and of what came after it; NaN for one that is not told."""
+        told = [*self.meta_info.input_token_logprobs[1:], *self.meta_info.output_token_logprobs]
+        return [math.nan if value is None else value for value, _, _ in told]
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -13,7 +13,16 @@ import aiohttp
 import msgspec
 
 from modelswap_engine.backends.external.handshake import Boot, UntrustedError
-from modelswap_engine.backends.sglang.answers import Checked, Done, Loads, ModelCard, ModelCards, ModelInfo, ServerInfo
+from modelswap_engine.backends.sglang.answers import (
+    Checked,
+    Done,
+    Generated,
+    Loads,
+    ModelCard,
+    ModelCards,
+    ModelInfo,
+    ServerInfo,
+)
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
 _OK: Final = 200
@@ -100,6 +109,25 @@ class SglangClient:
     async def loads(self, *, seconds: float) -> Loads:
         """Ask for the numbers of requests."""
         return await self._ask("GET", "/v1/loads", Loads, seconds=seconds)
+
+    async def generate(self, prompt: str | Sequence[int], *, tokens: int, seconds: float) -> Generated:
+        """Have a prompt continued greedily, with the log-probabilities of all its tokens.
+
+        Raises:
+            BadRequest: it does not run this prompt.
+        """
+        body = {
+            "text" if isinstance(prompt, str) else "input_ids": prompt if isinstance(prompt, str) else list(prompt),
+            "sampling_params": {"temperature": 0, "ignore_eos": True, "max_new_tokens": tokens},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        answered = await self._send("POST", "/generate", body, seconds=seconds)
+        if answered.status == _REFUSED:
+            raise BadRequest(f"SGLang refused /generate: {answered.text}")
+        if answered.status != _OK:
+            raise _unusable("/generate", answered)
+        return _decode(answered, Generated, "/generate")
 
     # Pause.
 

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import structs
 
 from modelswap_engine.backends.adapters import AdapterOptions
-from modelswap_engine.backends.external.control import AdapterFacts, EngineFacts
+from modelswap_engine.backends.external.control import AdapterFacts, Continued, EngineFacts
 from modelswap_engine.backends.external.loading import emptied
 from modelswap_engine.backends.sglang.answers import Checked, Done, ServerInfo
 from modelswap_engine.backends.sglang.client import SglangClient
@@ -269,6 +269,17 @@ class SglangControl:
         """Refuse calls whose answer may be that of an earlier one, which came late."""
         if self._doubt:
             raise WorkerLost(f"SGLang is not asked again until it was restarted: {self._doubt}")
+
+    # Prompts.
+
+    async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
+        """Ask for a greedy answer."""
+        said = await self._client.generate(text, tokens=tokens, seconds=seconds)
+        return Continued(prompt=said.prompt_ids, answer=said.output_ids)
+
+    async def logprobs(self, tokens: Sequence[int], *, seconds: float) -> Sequence[float]:
+        """Ask how likely tokens are."""
+        return (await self._client.generate(tokens, tokens=1, seconds=seconds)).logprobs
 
     async def close(self) -> None:
         """Give connections back."""

@@ -140,6 +140,9 @@ class SglangPlain:
             await self._client.abort_all(seconds=seconds)
         await self.control.drained(seconds=seconds)
 
+    async def go_on(self) -> None:
+        """Nothing was stopped."""
+
     async def resume(self) -> None:
         """Nothing was stopped; that it generates is seen to in the background, with a second of SGLang's own."""
         self._paused = False

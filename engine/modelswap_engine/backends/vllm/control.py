@@ -15,8 +15,9 @@ import aiohttp
 from msgspec import structs
 
 from modelswap_engine.backends.adapters import AdapterOptions
-from modelswap_engine.backends.external.control import AdapterFacts, EngineFacts
+from modelswap_engine.backends.external.control import AdapterFacts, Continued, EngineFacts
 from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.backends.vllm import completions
 from modelswap_engine.backends.vllm.client import DEVELOPMENT, VllmClient, bounded
 from modelswap_engine.backends.vllm.ranks import RankCalls
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
@@ -258,6 +259,18 @@ class VllmControl:
                 )
             found.setdefault(int(where["rank"]), {})[where["name"]] = "" if value == _NOTHING else str(value)
         return found
+
+    async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
+        """Ask for a greedy answer."""
+        async with bounded("a prompt of checks", seconds):
+            body = completions.going_on(text, tokens=tokens)
+            return completions.continued(await self.client.ask("POST", completions.ROUTE, json=body))
+
+    async def logprobs(self, tokens: Sequence[int], *, seconds: float) -> Sequence[float]:
+        """Ask how likely tokens are; of numbers like NaN vLLM says nothing but a refusal."""
+        async with bounded("a prompt of checks", seconds):
+            body = completions.scoring(tokens)
+            return completions.logprobs(await self.client.ask("POST", completions.ROUTE, json=body), tokens)
 
     async def config(self, *, seconds: float) -> dict[str, Any]:
         """Ask what it was started with; empty where it does not tell."""

@@ -153,6 +153,10 @@ class VllmPlain:
         await emptied(self.control, seconds=seconds)
         await self.control.pause(RequestPolicy.NONE_RUNNING, seconds=self._settings.call)
 
+    async def go_on(self) -> None:
+        """Let it step again; no client's request can reach it."""
+        await self.control.resume(seconds=self._settings.call)
+
     async def resume(self) -> None:
         """Let it step again."""
         await self.control.resume(seconds=self._settings.call)

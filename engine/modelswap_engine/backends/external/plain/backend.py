@@ -15,7 +15,7 @@ from modelswap_engine.backends.external import views
 from modelswap_engine.backends.external.plain.live import Held
 from modelswap_engine.backends.external.plain.tended import Tended
 from modelswap_engine.backends.port import PromptTrial, Reply, RequestPolicy, Stage, StageRetained
-from modelswap_engine.protocol.errors import Internal, SourceChanged, UnsupportedChange
+from modelswap_engine.protocol.errors import Internal, SourceChanged, UnsupportedChange, WorkerLost
 
 
 class PlainBackend(Tended):
@@ -37,9 +37,20 @@ class PlainBackend(Tended):
         return await self._replies.answer(order.operation_id, stage)
 
     async def try_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> Sequence[Reply]:
-        """Refuse: over HTTP nothing can be tried before it is live."""
-        why = f"checks.prompts: {self._engine.name} cannot try a version before it is live"
-        return self._replies.refused(operation_id, UnsupportedChange(why, advice="leave checks.prompts out"))
+        """Run prompts on what is live: before the pause the version from before, after the commit the wanted one."""
+
+        async def try_out() -> Reply:
+            if self._paused_for != operation_id:
+                await self._trials.rehearse(operation_id, trials)
+                return self._replies.reply(operation_id)
+            try:
+                await self._engine.go_on()
+                await self._trials.carry_out(operation_id, trials)
+            except WorkerLost as error:
+                raise self._distrust(error.message) from error
+            return self._replies.reply(operation_id)
+
+        return await self._replies.answer(operation_id, try_out)
 
     async def prepare(self, operation_id: str, *, overlap: bool = False) -> Sequence[Reply]:
         """See that the engine still is the start that holds the live version, and have no other begin on it."""

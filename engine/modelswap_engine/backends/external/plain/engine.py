@@ -92,6 +92,9 @@ class PlainEngine(Protocol):
             Busy, DrainTimeout: requests were left after ``seconds``.
         """
 
+    async def go_on(self) -> None:
+        """Have it answer requests within a pause; it has none, and gets only ours."""
+
     async def resume(self) -> None:
         """Let it go on, whether it was paused or not."""
 

@@ -22,6 +22,7 @@ from modelswap_engine.backends.external.plain.staging import Staging
 from modelswap_engine.backends.external.plain.sums import Sums
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
+from modelswap_engine.backends.external.trials import Trials
 from modelswap_engine.backends.port import Hashes, Layout, Load, Reply
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
 from modelswap_engine.protocol.errors import NotReady, WorkerLost
@@ -63,6 +64,7 @@ class Tended:
         self._starting = starting
         self._book = Book(staging, in_use=engine.in_use)
         self._replies = Replying(self._book, boot_id=lambda: self._boot_id, lost=lambda _: self._lost())
+        self._trials = Trials(engine.control, bounds=settings)
         self._watch = engine.watch(busy=self._replies.calls.locked, lost=self._lost)
         self._facts: EngineFacts | None = None
         self._taken: Taken | None = None
