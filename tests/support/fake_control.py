@@ -18,6 +18,7 @@ from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
 T = TypeVar("T")
 Rank = Callable[[str], str]
+ANSWER = 7
 
 
 class Broken(Enum):
@@ -41,7 +42,7 @@ class FakeControl:
         broken: what goes wrong at the next call of a name.
         on_load: told the digest when the engine loads a whole version.
         lose: says of a collective call whether and how it goes wrong.
-        logprob: how likely every token is to its weights.
+        logprob: how likely every token of its answers is to its weights.
         answers: changes what the ranks answered, on its way.
     """
 
@@ -154,12 +155,15 @@ class FakeControl:
 
     async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
         def answer() -> Continued:
-            return Continued(prompt=tuple(text.encode()), answer=(7,) * tokens)
+            return Continued(prompt=tuple(text.encode()), answer=(ANSWER,) * tokens)
 
         return await self._call("continued", answer, seconds=seconds)
 
     async def logprobs(self, tokens: Sequence[int], *, seconds: float) -> Sequence[float]:
-        return await self._call("logprobs", lambda: [self.logprob()] * len(tokens), seconds=seconds)
+        def answer() -> list[float]:
+            return [self.logprob() if token == ANSWER else -50.0 for token in (*tokens[1:], ANSWER)]
+
+        return await self._call("logprobs", answer, seconds=seconds)
 
     async def close(self) -> None:
         self.closed = True
