@@ -26,7 +26,8 @@ from tests.support import engine_values
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import Cluster, ClusterError
 from tests.support.cluster.select import DEMO_CLUSTER, DEMO_PORT, cluster_provider
-from tests.support.stack import Pod, build_images
+from tests.support.pod import Pod
+from tests.support.stack import build_images
 
 BUILD = REPOSITORY / "build"
 EXAMPLES = REPOSITORY / "examples"

@@ -13,7 +13,7 @@ from demo.console import megabytes, milliseconds
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import Plan, SwapStatus
 from tests.support.cluster.provider import Cluster
-from tests.support.stack import Pod
+from tests.support.pod import Pod
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from tests.support import engine_values
 from tests.support.cache import REPOSITORY
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
 from tests.support.operator_release import OPERATOR_NAMESPACE
+from tests.support.pod import Pod
 from tests.support.reaching import Control, kubectl_program, port_forward
-from tests.support.stack import Pod
 
 EMBEDDED: Final = "embedded"
 NAME: Final = "smollm2"

@@ -17,7 +17,8 @@ from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, decode
 from tests.support import engine_values
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
 from tests.support.models import LOWER, UPPER
-from tests.support.stack import Pod, Slot, build_images
+from tests.support.pod import Pod
+from tests.support.stack import Slot, build_images
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

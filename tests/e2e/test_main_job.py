@@ -15,8 +15,9 @@ from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, decode
 from tests.support.models import LOWER, UPPER
 from tests.support.plugin import plugin
+from tests.support.pod import Pod
 from tests.support.reaching import WAIT
-from tests.support.stack import Pod, Slot
+from tests.support.stack import Slot
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -9,7 +9,8 @@ import stamina
 import yaml
 
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, decode
-from tests.support.stack import Pod, Slot
+from tests.support.pod import Pod
+from tests.support.stack import Slot
 
 
 def digest_of(slot: Slot, model: str) -> str:

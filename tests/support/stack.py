@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from modelswap_engine.protocol.messages import CheckResult
 from tests.support.cache import REPOSITORY, cache_root, run_script
 from tests.support.cluster.provider import Cluster
 from tests.support.operator_release import OPERATOR_NAMESPACE
+from tests.support.pod import Pod
 from tests.support.reaching import WAIT, Control, kill_on_node, kubectl_program, port_forward
 
 IN_THE_MIDDLE = ("Staging", "Planned", "Fetching", "Staged", "Prepared")
@@ -47,31 +47,6 @@ def models_folder(name: str) -> Path:
     makers += sorted((REPOSITORY / "engine/modelswap_engine/checkpoint").glob("*.py"))
     key = hashlib.sha256(b"".join(path.read_bytes() for path in makers)).hexdigest()[:12]
     return cache_root() / "models" / f"{name}-{key}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pod:
-    """One engine pod as the API server shows it."""
-
-    name: str
-    uid: str
-    restarts: int
-    ready: bool
-    started: str
-
-    @staticmethod
-    def of(manifest: dict[str, Any]) -> Pod:
-        """Read it from the pod's manifest."""
-        status = manifest.get("status", {})
-        # A sidecar before a foreign engine is an init container that stays.
-        containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-        return Pod(
-            name=manifest["metadata"]["name"],
-            uid=manifest["metadata"]["uid"],
-            restarts=sum(container["restartCount"] for container in containers),
-            ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", [])),
-            started=status.get("startTime", ""),
-        )
 
 
 def embedded_values(env: dict[str, str]) -> dict[str, Any]:
@@ -319,7 +294,7 @@ class Slot:
         token = self.cluster.kubectl(
             "-n", OPERATOR_NAMESPACE, "create", "token", "modelswap", f"--audience={pod.uid}", "--duration=10m"
         ).strip()
-        with port_forward(self.cluster, namespace=self.namespace, pod=pod.name, port=8001) as url:
+        with port_forward(self.cluster, namespace=self.namespace, pod=pod.name, port=pod.control) as url:
             yield Control(url, token)
 
     def _kubectl(self, *arguments: str) -> str:

@@ -9,7 +9,7 @@ from demo.excerpts import WIDTH, refusal_excerpt, without_age
 from demo.report import Facts, as_dict, swap_lines
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import Plan, SwapStatus
-from tests.support.stack import Pod
+from tests.support.pod import Pod
 
 
 def answers(*, served: int, failed: int = 0) -> list[Answer]:

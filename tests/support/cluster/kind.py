@@ -50,6 +50,22 @@ class KindCluster(Clients):
         """Remove the cluster."""
         self._kind.delete(self.name)
 
+    def on_node(self, node: str, *command: str) -> str:
+        """Run a command in a node, and return its output."""
+        return self._kind.docker("exec", node, *command)
+
+    @contextmanager
+    def lost(self, node: str) -> Iterator[None]:
+        """Stop every process of a node, kubelet and containers, while the context lasts; nothing there ever answers.
+
+        The kernel does: connections are taken, and nobody reads what comes.
+        """
+        self._kind.docker("pause", node)
+        try:
+            yield
+        finally:
+            self._kind.docker("unpause", node)
+
 
 class KindProvider:
     """Makes, finds and removes kind clusters of this cache folder."""
@@ -127,7 +143,7 @@ class KindProvider:
         """Return a text that stays the same until a node stops: what ran before is not to be revived half done."""
         containers = self._containers(name)
         states = "{{.Id}} {{.State.Running}} {{.State.StartedAt}}"
-        running = self._docker("inspect", "--format", states, *containers) if containers else ""
+        running = self.docker("inspect", "--format", states, *containers) if containers else ""
         return f"{config.key()}\n{running}"
 
     def _answers(self, name: str, *, seconds: float) -> bool:
@@ -161,7 +177,7 @@ class KindProvider:
 
     def _containers(self, name: str) -> list[str]:
         label = f"label=io.x-k8s.kind.cluster={name}"
-        return self._docker("ps", "--all", "--quiet", "--filter", label).split()
+        return self.docker("ps", "--all", "--quiet", "--filter", label).split()
 
     def _key_file(self, name: str) -> Path:
         return self._home / f"{name}.key"
@@ -172,7 +188,7 @@ class KindProvider:
         run_script("kind/tools.sh", "kind")
         self.run("delete", "cluster", "--name", name, "--kubeconfig", str(self.kubeconfig(name)))
         if not self.run("get", "clusters", "--quiet").split():
-            self._docker("network", "rm", "kind", check=False)
+            self.docker("network", "rm", "kind", check=False)
         for path in (self.kubeconfig(name), self._key_file(name)):
             path.unlink(missing_ok=True)
 
@@ -187,7 +203,8 @@ class KindProvider:
             self._docker_host = _printed_by("kind/dockerd.sh", "host")
         return {**os.environ, "DOCKER_HOST": self._docker_host}
 
-    def _docker(self, *arguments: str, check: bool = True) -> str:
+    def docker(self, *arguments: str, check: bool = True) -> str:
+        """Run the Docker client against the engine of the clusters, and return its output."""
         done = subprocess.run(
             ["docker", *arguments], env=self._environment(), text=True, capture_output=True, check=False
         )
