@@ -24,14 +24,15 @@ from pathlib import Path
 from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, encode
 from tests.support.lora import speaking
-from tests.support.models import disjoint_pair, edit_tensor, flip_byte, write_variant
+from tests.support.models import DIGITS, disjoint_pair, edit_tensor, flip_byte, retrained, write_variant
 
 root = Path(sys.argv[1])
 pair = disjoint_pair(root)
 inner = ["model.layers.0.mlp.up_proj.weight"]  # leaves alone which letters can be said
 again = [write_variant(pair.old, root / "v3", inner, seed=3), write_variant(pair.new, root / "v4", inner, seed=4)]
 wide = disjoint_pair(root / "wide", hidden=128)  # vLLM computes no attention heads as narrow as those of the others
-for model in (pair.old, pair.new, *again, wide.old, wide.new):
+tuned = retrained(wide.old, root / "wide/v5", DIGITS, seed=5)
+for model in (pair.old, pair.new, *again, wide.old, wide.new, tuned):
     (model / MANIFEST_FILE).write_bytes(encode(build_manifest(model)))
 flipped = write_variant(pair.new, root / "flipped", ["lm_head.weight"], seed=7)
 (flipped / MANIFEST_FILE).write_bytes(encode(build_manifest(flipped)))
@@ -40,6 +41,8 @@ shutil.copytree(pair.old, root / "shape", ignore=shutil.ignore_patterns(MANIFEST
 edit_tensor(root / "shape", "model.norm.weight", lambda tensor: tensor[:-1])
 for base, letter in ((pair.old, "k"), (pair.new, "K")):
     speaking(base, root / "adapters" / letter, letter)
+for base, letter in ((wide.old, "k"), (wide.new, "K"), (tuned, "7")):
+    speaking(base, root / "wide/adapters" / letter, letter)
 """
 
 
@@ -60,7 +63,8 @@ def models() -> Path:
 
     ``adapters/k`` only says k, on ``v1``; ``adapters/K`` only K, on ``v2``.
 
-    ``wide/v1`` and ``wide/v2`` are for engines other than the embedded one.
+    ``wide/v1`` and ``wide/v2`` are for engines other than the embedded one, and so is ``wide/v5``: another fine-tune,
+    with no tensor of the others', that answers in digits. ``wide/adapters`` has ``k``, ``K`` and ``7``, one for each.
     """
     folder = models_folder("e2e")
     if not folder.exists():

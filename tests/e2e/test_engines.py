@@ -6,7 +6,7 @@ Then the engine of one dies, and the kubelet starts it on the assigned version; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,23 @@ from demo.answers import mixed_by_text
 from demo.load import Load
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, decode
 from tests.support import engine_values
+from tests.support.adapters import LINEAR
 from tests.support.cluster.provider import DATA_NODE_PORT, Cluster
-from tests.support.models import LOWER, UPPER
+from tests.support.models import DIGITS, LOWER, UPPER
 from tests.support.pod import Pod
 from tests.support.stack import Slot, build_images
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-OLD, NEW = "wide/v1", "wide/v2"
+OLD, NEW, TUNED = "wide/v1", "wide/v2", "wide/v5"
+ADAPTERS = {OLD: "k", NEW: "K", TUNED: "7"}
+LORA = {
+    "vllm": ("--enable-lora", "--max-lora-rank=8", "--max-loras=2", "--max-cpu-loras=4"),
+    "sglang": (
+        "--enable-lora", "--max-lora-rank=8", "--max-loras-per-batch=2", "--max-loaded-loras=4",
+        "--lora-backend=torch_native", "--lora-target-modules", *LINEAR,
+    ),
+}  # fmt: skip
 SIDECAR_BYTES = 150_000_000
 
 # The launcher is process 1 of the container; its child is the engine.
@@ -45,7 +54,7 @@ def pods(request: pytest.FixtureRequest, cluster: Cluster, models: Path) -> Iter
     """Two pods of a real engine, serving 1.0 of an object that says so."""
     build_images(cluster, *engine_values.IMAGES)
     slot = Slot(cluster, name=request.param, models=models)
-    options = ("--dtype=float32",)
+    options = ("--dtype=float32", *LORA[request.param])
     slot.install(
         replicas=2,
         model=OLD,
@@ -63,7 +72,8 @@ def digest_of(slot: Slot, model: str) -> str:
 
 
 def load_on(slot: Slot) -> Load:
-    return Load(slot.cluster.data_url, model=slot.name, streams=3, max_tokens=32, mixed=mixed_by_text(LOWER, UPPER))
+    mixed = mixed_by_text(LOWER, UPPER, DIGITS)
+    return Load(slot.cluster.data_url, model=slot.name, streams=3, max_tokens=32, mixed=mixed)
 
 
 async def decided(slot: Slot, version: str, model: str) -> None:
@@ -88,6 +98,44 @@ async def test_versions_change_under_load(pods: Slot) -> None:
     for answer in load.answers:
         assert set(answer.text) & set(LOWER + UPPER) <= set(LOWER if answer.version == "1.0" else UPPER), answer
     assert [(p.uid, p.restarts) for p in pods.pods().values()] == [(p.uid, p.restarts) for p in before.values()]
+
+
+@pytest.mark.full
+@either
+async def test_to_another_fine_tune_and_back_with_an_adapter_on_each(pods: Slot) -> None:
+    await decided(pods, "1.0", OLD)
+    before = pods.pods()
+    sources = [
+        {"uri": f"file://{pods.inside('wide/adapters/' + letter)}", "baseDigest": digest_of(pods, base)}
+        for base, letter in ADAPTERS.items()
+    ]
+    await asyncio.to_thread(pods.apply_adapter, "letters", *sources)
+    by_adapter = mixed_by_text(*ADAPTERS.values())
+    async with (
+        load_on(pods) as load,
+        Load(pods.cluster.data_url, model="letters", streams=1, max_tokens=32, mixed=by_adapter) as adapted,
+    ):
+        await adapted.served_more(4)
+        for version, model in (("1.1", NEW), ("2.0", TUNED), ("1.0", OLD)):
+            await decided(pods, version, model)
+            for pod in pods.pods().values():
+                await asyncio.to_thread(serves, pods, pod, model)
+            await load.served_more(4)
+            await adapted.served_more(4)
+    for summary in (load.summary(), adapted.summary()):
+        assert (summary.failed, summary.mixed) == (0, 0), summary.lines()
+    says_only(load, {"1.0": LOWER, "1.1": UPPER, "2.0": DIGITS})
+    says_only(adapted, {"1.0": "k", "1.1": "K", "2.0": "7"})
+    assert [(p.uid, p.restarts) for p in pods.pods().values()] == [(p.uid, p.restarts) for p in before.values()]
+    await asyncio.to_thread(pods.delete_adapter, "letters")
+
+
+def says_only(load: Load, letters: Mapping[str, str]) -> None:
+    """See that all these versions answered, each with its own letters."""
+    assert {answer.version for answer in load.answers} == set(letters)
+    for answer in load.answers:
+        assert answer.text, answer
+        assert set(answer.text) <= set(letters[answer.version]), answer
 
 
 def serves(slot: Slot, pod: Pod, model: str) -> None:

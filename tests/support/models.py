@@ -47,6 +47,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LOWER = "abcdefghijklmnopqrstuvwxyz"
 UPPER = LOWER.upper()
+DIGITS = "0123456789"
 _SPECIAL = ("<|start|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|x0|>", "<|x1|>", "<|x2|>")
 EOS_ID = 1
 _CHAT = (
@@ -260,10 +261,7 @@ def disjoint_pair(root: Path, *, layers: int = 3, hidden: int = 64, dtype: str =
     """
     old = tiny_llama(root / "v1", seed=seed, layers=layers, hidden=hidden, dtype=dtype)
     tensors = load_file(old / WEIGHTS)
-    tensors["model.embed_tokens.weight"][:, 0] = 2.0
-    for name, tensor in tensors.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor[0] = 0.0
+    _hold_first(tensors)
     _allow_only(tensors["lm_head.weight"], LOWER)
     _rewrite(old, tensors)
     last = f"model.layers.{layers - 1}.mlp."
@@ -283,6 +281,26 @@ def disjoint_pair(root: Path, *, layers: int = 3, hidden: int = 64, dtype: str =
     _allow_only(fresh["lm_head.weight"], UPPER)
     _rewrite(new, fresh)
     return Pair(old=old, new=new, changed=tuple(sorted(changed)))
+
+
+def retrained(base: Path, out: Path, letters: str, *, seed: int) -> Path:
+    """Write another version of :func:`disjoint_pair`'s with every tensor changed, which only ever emits ``letters``."""
+    tensors = load_file(base / WEIGHTS)
+    head, matrices = "lm_head.weight", {name for name, tensor in tensors.items() if tensor.dim() > 1}
+    fresh = load_file(write_variant(base, out, matrices - {head}, seed=seed) / WEIGHTS)
+    fresh |= {name: tensor * 1.25 for name, tensor in tensors.items() if name not in matrices}
+    fresh[head] = torch.cat([tensors[head][:, :1], tensors[head][:, 1:].roll(1, 1)], 1)
+    _hold_first(fresh)
+    _allow_only(fresh[head], letters)
+    _rewrite(out, fresh)
+    return out
+
+
+def _hold_first(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.embed_tokens.weight"][:, 0] = 2.0
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor[0] = 0.0
 
 
 def _allow_only(head: torch.Tensor, letters: str) -> None:
