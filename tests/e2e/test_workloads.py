@@ -132,9 +132,11 @@ def test_scaled_to_zero_and_back_a_pod_serves_what_was_decided_meanwhile(slot: S
     slot.scale(0)
     slot.wait_field('{.status.conditions[?(@.type=="Ready")].reason}=ScaledToZero')
     generation = slot.apply("1.3", "v4")
-    slot.wait_field('{.status.conditions[?(@.type=="Ready")].reason}=WaitingForPods')  # nobody has read it yet
+    slot.wait_field(f"{{.status.observedGeneration}}={generation}")
+    slot.wait_field('{.status.conditions[?(@.type=="Ready")].reason}=ScaledToZero')  # nobody has read it yet
     slot.scale(1)
     slot.wait_pods()
+    slot.wait_field('{.status.conditions[?(@.type=="Ready")].reason}=Succeeded')
     slot.wait_ready(generation)
     slot.wait_engine(f"{slot.name}-0", slot.digest("v4"))
 

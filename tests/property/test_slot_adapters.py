@@ -187,6 +187,9 @@ class AdapterRollouts(SlotFate):
             world.change(adapter.name, suspend=False)
         world.edit(suspend=False, adapters=AdaptersSpec(on_incompatible=OnIncompatible.UNLOAD))
         world.settle(limit=3000)
+        if not world.pods:
+            world.add_pod(None if world.assignment is not None else GOOD["1.0"])
+            world.settle(limit=3000)
         assert set(world.serving()) == {world.spec.version}
         served: dict[str, str] = {}
         left = set()  # what a name leads to stays where its object has nothing for this base

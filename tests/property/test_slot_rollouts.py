@@ -224,6 +224,10 @@ class Rollouts(SlotFate):
         if not hasattr(self, "world"):
             return
         world = self.world
+        if not world.pods:
+            world.settle()
+            self._at_zero()
+            world.add_pod(None if world.assignment is not None else GOOD["1.0"])
         for pod in world.pods:
             pod.reachable = True
             pod.ready = pod.live is not None
@@ -250,6 +254,16 @@ class Rollouts(SlotFate):
         world.run_pass()
         world.run_pass()
         assert world.status_writes == writes, "a settled slot is written again"
+
+    def _at_zero(self) -> None:
+        """Nothing serves, so nothing is wrong: not for want of pods."""
+        world = self.world
+        stalled = world.condition("Stalled")
+        owned = world.assignment is not None
+        assert not owned or stalled is None or stalled[1] != "ProgressDeadlineExceeded"
+        if owned and stalled is None and not world.spec.suspend and not world.policy.frozen:
+            assert world.condition("Ready") == ("True", "ScaledToZero")
+            assert world.status.observed_generation == world.generation
 
     def _end_of_looks(self) -> None:
         """At rest what is said is what the last answer was; a source that never answered says nothing."""

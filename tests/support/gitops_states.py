@@ -70,6 +70,15 @@ def _scaled_to_zero() -> Object:
     return seen(world)
 
 
+def _changed_at_zero() -> Object:
+    world = _settled()
+    world.pods.clear()
+    world.settle()
+    world.bump("1.1")
+    world.settle()
+    return seen(world)
+
+
 def _bumped_unseen() -> Object:
     world = _settled()
     world.bump("1.1")
@@ -262,6 +271,7 @@ MODEL_VERSIONS: dict[str, Callable[[], Object]] = {
     "no pod has been ready": _no_pods_yet,
     "done": lambda: seen(_settled()),
     "scaled to zero": _scaled_to_zero,
+    "changed at zero": _changed_at_zero,
     "bumped, not seen yet": _bumped_unseen,
     "swapping": _swapping,
     "soaking": _soaking,

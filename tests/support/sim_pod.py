@@ -13,7 +13,7 @@ from itertools import pairwise
 import msgspec
 
 from modelswap_engine.protocol.assignment import Assignment, AssignmentTarget
-from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, RankState
+from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, LoadFailure, RankState
 from modelswap_engine.protocol.errors import ErrorBody, NotFound
 from modelswap_engine.protocol.holding import HoldState
 from modelswap_engine.protocol.looking import LookRequest, SourceLook
@@ -70,6 +70,13 @@ BAD = {
     "2.1": Release("2.1", digest("e"), refused_late=ErrorBody(code="ChecksFailed", message="not finite")),
 }
 CATALOG = GOOD | BAD
+INCOMPATIBLE = ErrorBody(code="IncompatibleModel", message="another engine version here")
+
+
+def _ref(target: AssignmentTarget | None) -> VersionRef:
+    if target is None:
+        return VersionRef()
+    return VersionRef(version=target.version, uri=target.uri, digest=target.digest)
 
 
 @dataclass(repr=False)
@@ -93,6 +100,7 @@ class SimPod:
     refuses: set[str] = field(default_factory=set)
     quarantined: bool = False
     reason: str = ""
+    load_failure: LoadFailure | None = None
     silences: int = 0
     slow_to_stop: int = 0
     """So many cancels it acknowledges before it stops."""
@@ -130,6 +138,7 @@ class SimPod:
             ready=self.ready,
             reason=self.reason,
             quarantined=self.quarantined,
+            load_failure=self.load_failure if live is None else None,
             drifted=self.drifted,
             owner_uid=self.accepted.owner_uid if self.accepted else "",
             epoch=self.accepted.epoch if self.accepted else 0,
@@ -259,7 +268,7 @@ class SimPod:
             return
         error = release.refused or release.refused_late
         if release.version in self.refuses:
-            error = ErrorBody(code="IncompatibleModel", message="another engine version here")
+            error = INCOMPATIBLE
         if operation.state is SwapState.FETCHING and error is not None:
             self._show(msgspec.structs.replace(operation, state=SwapState.ABORTED, error=error))
             return
@@ -320,7 +329,10 @@ class SimPod:
         self.seq += 1
         if release is None or release.refused or release.refused_late or release.version in self.refuses:
             self.reason = "LoadFailed"
+            error = (release.refused or release.refused_late if release is not None else None) or INCOMPATIBLE
+            self.load_failure = LoadFailure(target=_ref(target), error=error)
             return
+        self.load_failure = None
         self.live, self.ready, self.ever_ready, self.reason = release, True, True, ""
         if self.adapters is not None:
             self.adapters.restart(assignment, release.digest)
@@ -329,7 +341,7 @@ class SimPod:
                 owner_uid=assignment.owner_uid,
                 epoch=assignment.epoch,
                 revision=assignment.revision,
-                target=VersionRef(version=target.version, uri=target.uri, digest=target.digest),
+                target=_ref(target),
                 done=True,
             )
 

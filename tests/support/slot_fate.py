@@ -36,7 +36,7 @@ class SlotFate(RuleBasedStateMachine):
         pod = self._pod(pick)
         pod.reachable = not pod.reachable
 
-    @precondition(lambda self: len(self.world.pods) > 1)
+    @precondition(lambda self: self.world.pods)
     @rule(pick=PICK)
     def lose_pod(self, pick: int) -> None:
         self.world.pods.remove(self._pod(pick))

@@ -53,7 +53,7 @@ from modelswap_operator.planning.snapshot import Adapter, Asked, Ledger, Pod, Sn
 from modelswap_operator.runtime.memory import SlotMemory
 from modelswap_operator.status.summarize import summarize
 from tests.support.sim_adapters import SimAdapters
-from tests.support.sim_pod import CATALOG, Release, SimPod
+from tests.support.sim_pod import CATALOG, GOOD, Release, SimPod
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -132,7 +132,9 @@ class World:
         pod = SimPod(name=f"pod-{self._made}", uid=f"uid-{self._made}", live=serving, ready=ready, ever_ready=ready)
         pod.protocol = self.protocol
         if self.assignment is not None and self.assignment.stable is not None and serving is None:
-            pod.live = CATALOG[self.assignment.stable.version]
+            stable = CATALOG[self.assignment.stable.version]
+            pod.live = stable if stable in GOOD.values() else None
+            pod.ready = pod.ever_ready = ready and pod.live is not None  # what it cannot load keeps it down
         if self.contents is not None:
             pod.adapters = SimAdapters(pod_uid=pod.uid, contents=self.contents)
             pod.adapters.restart(self.assignment, pod.live.digest if pod.live is not None else "")

@@ -6,6 +6,7 @@ A view, never an order: nothing here is sent to an engine.
 import msgspec
 
 from modelswap_engine.protocol.adapters import AdapterRegistry
+from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.prefetch import PrefetchState
@@ -185,12 +186,20 @@ class Capabilities(Message, frozen=True, kw_only=True):
     tries_live: bool = False
 
 
+class LoadFailure(Message, frozen=True, kw_only=True):
+    """Why the last try to load what must be served came to nothing; it is tried again."""
+
+    target: VersionRef
+    error: ErrorBody
+
+
 class EngineState(Message, frozen=True, kw_only=True):
     """``GET /state``: the one view of everything; its ``ETag`` is ``"<bootId>.<seq>"``.
 
     ``live`` is None until a version has been proved under the current boot id.
 
     Attributes:
+        load_failure: which version could not be loaded, and why; None while one is live, and in older sidecars.
         decided: the version of the last decision that was accepted and has served here; what serves now may be what a
             trainer made of it since.
         previous_seconds_left: how long the previous version is still retained, -1 for as long as there is room.
@@ -212,6 +221,7 @@ class EngineState(Message, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     quarantined: bool = False
+    load_failure: LoadFailure | None = None
     served_model_name: str = ""
     owner_uid: str = ""
     epoch: int = 0

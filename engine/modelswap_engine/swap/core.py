@@ -16,7 +16,7 @@ import msgspec
 from modelswap_engine.backends.port import Backend
 from modelswap_engine.limits import MemoryProbe
 from modelswap_engine.protocol.assignment import Assignment
-from modelswap_engine.protocol.engine_state import AuditState, CheckState
+from modelswap_engine.protocol.engine_state import AuditState, CheckState, LoadFailure
 from modelswap_engine.protocol.errors import Busy, ErrorBody, ModelswapError, NotReady, Unavailable
 from modelswap_engine.protocol.messages import Coordinates, SwapStatus, VersionRef
 from modelswap_engine.protocol.prefetch import PrefetchState
@@ -105,6 +105,7 @@ class Core:
         self.away = ""
         self.reason = ""
         self.message = ""
+        self.load_failure: LoadFailure | None = None
         self.quarantined = False
         self.closing = False
         self.stopping = False

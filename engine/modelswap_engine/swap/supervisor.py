@@ -5,6 +5,7 @@ It also repairs live tensors that changed by themselves, looks for such from tim
 It never puts anything else in the place of what must be served: where that cannot be loaded, nobody is served.
 """
 
+from modelswap_engine.protocol.engine_state import LoadFailure
 from modelswap_engine.protocol.errors import WorkerLost
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.swap import loader, recovery, retention
@@ -28,6 +29,7 @@ class Supervisor:
     def __init__(self, core: Core, *, template: VersionRef) -> None:
         self._core = core
         self._template = template
+        self._tried = VersionRef()
         self._attempts = 0
         shortest, longest = core.settings.retry_seconds
         self._backoff = Backoff(shortest=shortest, longest=longest)
@@ -67,6 +69,7 @@ class Supervisor:
                 return core.live is not None
             self._attempts += 1
             failure = await recovery.guarded(self._load)
+            core.load_failure = LoadFailure(target=self._tried, error=failure.body()) if failure is not None else None
             if failure is not None:
                 log.warning("the version that must be served cannot be loaded: %s", failure.message)
                 core.unpublish("LoadFailed", failure.body())
@@ -77,7 +80,9 @@ class Supervisor:
 
     async def _load(self) -> None:
         core = self._core
+        self._tried = VersionRef()  # where even that cannot be told
         choice = await self._choice()
+        self._tried = choice.target
         version = await loader.reload(
             core, choice.target, operation_id=f"load-{core.settings.boot_id}-{self._attempts}"
         )

@@ -33,6 +33,7 @@ def engine_state(core: Core) -> EngineState:
         reason=reason,
         message=message or (_degraded(core, ranks) if core.live is not None and not core.engine.healthy else ""),
         quarantined=core.quarantined,
+        load_failure=core.load_failure if core.live is None else None,
         served_model_name=settings.served_model_name,
         owner_uid=accepted.owner_uid if accepted is not None else "",
         epoch=accepted.epoch if accepted is not None else 0,

@@ -94,7 +94,7 @@ class Reason(StrEnum):
 
 TEXTS: Final[dict[Reason, str]] = {
     Reason.SUCCEEDED: "every counted pod proved the wanted digest under its current boot id",
-    Reason.SCALED_TO_ZERO: "the slot has no pods; the version is applied to pods as they appear",
+    Reason.SCALED_TO_ZERO: "the slot has no pods any more; the message says what those that come start on",
     Reason.PROGRESSING: "the slot is on its way to the wanted version",
     Reason.PROGRESSING_WITH_RETRY: "an attempt failed in a way that may heal; it is tried again",
     Reason.RESOLVING: "a pod is asked what the source holds and what a swap to it would do",

@@ -35,7 +35,7 @@ from modelswap_operator.planning.actions import (
 from modelswap_operator.planning.adapters import Adapters
 from modelswap_operator.planning.assess import Assessment, followed, highest_epoch, proved, running
 from modelswap_operator.planning.operations import operation_id
-from modelswap_operator.planning.progress import deadline
+from modelswap_operator.planning.progress import at_zero_from, deadline
 from modelswap_operator.planning.rollout import choose, unavailable, wave
 from modelswap_operator.planning.snapshot import PlanKey, PlanResult, Pod, Snapshot, Unreachable
 
@@ -314,7 +314,9 @@ def _wait(a: Assessment, now: datetime) -> Wait:
         poll = now + timedelta(seconds=canary.POLL_SECONDS)
         times.append(min(poll, shown.ends) if shown.ends is not None and shown.ends > now else poll)
     times += adapter_steps.times(a, now)
-    held, ends = a.held(now), deadline(a)
+    held, ends, zero = a.held(now), deadline(a), at_zero_from(a)
+    if zero is not None:
+        times.append(zero)
     if held is not None and held.until is not None:
         times.append(held.until)
     if held is None and ends is not None and ends > now:

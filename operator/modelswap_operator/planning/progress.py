@@ -6,6 +6,7 @@ of retries does meet the deadline.
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from modelswap_engine.protocol.states import SwapState
 from modelswap_operator.api.reasons import Reason
@@ -13,6 +14,10 @@ from modelswap_operator.api.times import parse
 from modelswap_operator.planning import canary
 from modelswap_operator.planning.assess import Assessment, running
 from modelswap_operator.planning.snapshot import Pod, Progress, Snapshot
+
+VACANT_SECONDS = 30.0
+"""How long a slot whose version is not decided has no pods before that counts as scaled to zero: one that is made anew
+under its name is away for a moment."""
 
 _ORDER = {state: index for index, state in enumerate(SwapState)}
 
@@ -31,9 +36,10 @@ def advance(snapshot: Snapshot, now: datetime) -> Progress | None:
         generation=snapshot.generation,
         revision=revision,
         resolved=a.target is not None,
-        done=a.done or a.scaled_to_zero,
+        done=a.done or a.vacant,
         marks=marks,
         at=now,
+        **_vacancy(a, now),
     )
     if a.held(now) is not None or a.grouped is not None:
         at = now  # nothing may move, so no time passes
@@ -45,6 +51,24 @@ def advance(snapshot: Snapshot, now: datetime) -> Progress | None:
     else:
         at = now
     return replace(current, at=at)
+
+
+def _vacancy(a: Assessment, now: datetime) -> dict[str, Any]:
+    """Return since when there is no pod, and whether that is meant; what status said is not waited for again."""
+    if not a.vacant:
+        return {}
+    before, shown = a.snapshot.memory.progress, a.snapshot.status.rollout
+    since = (before.vacant_since if before is not None else None) or now
+    told = shown is not None and shown.state == Reason.SCALED_TO_ZERO
+    return {"vacant_since": since, "at_zero": told or now >= since + timedelta(seconds=VACANT_SECONDS)}
+
+
+def at_zero_from(a: Assessment) -> datetime | None:
+    """Return when a slot without pods counts as scaled to zero; None when it has some, or does already."""
+    progress = a.snapshot.memory.progress
+    if progress is None or progress.vacant_since is None or a.scaled_to_zero:
+        return None
+    return progress.vacant_since + timedelta(seconds=VACANT_SECONDS)
 
 
 def _equal(before: Progress, current: Progress) -> bool:
@@ -73,12 +97,12 @@ def _recorded(snapshot: Snapshot) -> datetime | None:
 
 
 def deadline(a: Assessment) -> datetime | None:
-    """Return when the rollout counts as stuck; None when it is done, has failed or is suspended.
+    """Return when the rollout counts as stuck; None when it is done, has failed, is suspended or has no pods any more.
 
     The canary's soak is not counted: nothing is to come further in it.
     """
     progress = a.snapshot.memory.progress
-    if progress is None or a.done or a.scaled_to_zero or a.failure is not None or a.spec.suspend:
+    if progress is None or a.done or a.vacant or a.failure is not None or a.spec.suspend:
         return None
     since = max(progress.at, canary.recorded_end(a) or progress.at)
     return since + timedelta(seconds=a.spec.rollout.progress_deadline_seconds)

@@ -195,6 +195,8 @@ class Progress:
     """How far the slot has come for ``generation``, and when it last came further.
 
     ``marks`` is the high-water mark of each pod: a retry that repeats what was reached before is no progress.
+    ``vacant_since`` is since when the slot has been seen without any pod, None while it has some; ``at_zero`` says that
+    this has lasted long enough to be meant.
     """
 
     generation: int
@@ -203,6 +205,8 @@ class Progress:
     done: bool
     marks: Mapping[str, tuple[int, ...]]
     at: datetime
+    vacant_since: datetime | None = None
+    at_zero: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,9 +54,8 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
         return Outcome(
             ready=True, reason=Reason.SUCCEEDED, message=message, decided=True, state=COMPLETE, ended="Succeeded"
         )
-    if a.scaled_to_zero:
-        reason = Reason.SCALED_TO_ZERO
-        return Outcome(ready=True, reason=reason, message=TEXTS[reason], decided=True, state=reason)
+    if a.scaled_to_zero and a.stable_digest == a.target_digest:
+        return _at_zero(a)
     if a.spec.suspend:
         return _suspended(a)
     held = a.held(now)
@@ -67,6 +66,8 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
     blocked = _blocked(a)
     if blocked is not None:
         return blocked
+    if a.scaled_to_zero:
+        return _at_zero(a)
     ends = deadline(a)
     if ends is not None and now >= ends:
         return _overdue(a, now)
@@ -81,6 +82,17 @@ def _grouped(pod: Pod) -> Outcome:
         f"take the label {SLOT_LABEL} off its pods; they serve on as they are"
     )
     return Outcome(ready=False, reason=reason, message=message, stalled=True, decided=True, state=reason)
+
+
+def _at_zero(a: Assessment) -> Outcome:
+    """Nothing serves and nothing is wrong; the label is named, for whoever expects pods to have it."""
+    reason, stable = Reason.SCALED_TO_ZERO, a.snapshot.assignment.stable if a.snapshot.assignment is not None else None
+    message = f"no pod has the label {SLOT_LABEL}: {a.snapshot.slot}; those that come start on "
+    if a.stable_digest == a.target_digest or stable is None:
+        message += a.spec.version
+    else:
+        message += f"{stable.version or stable.digest} and are taken to {a.spec.version} from there"
+    return Outcome(ready=True, reason=reason, message=message, decided=True, state=reason)
 
 
 def _trained(a: Assessment) -> str:
@@ -161,7 +173,7 @@ def _blocked(a: Assessment) -> Outcome | None:
     here = {pod.uid for pod in a.counted}
     named = candidate is not None and candidate.digest == a.target_digest and not here.isdisjoint(candidate.pod_uids)
     found = None if named or a.target_digest in ("", a.stable_digest) else blocker(Adapters(a))
-    if found is None:
+    if found is None or (found.waiting and a.scaled_to_zero):
         return None
     reason = Reason.BLOCKED_BY_ADAPTER
     who = f"LoRAAdapter {found.wish.adapter.name} has nothing for base {a.target_digest} ({a.spec.version})"
@@ -173,7 +185,8 @@ def _blocked(a: Assessment) -> Outcome | None:
 
 
 def _overdue(a: Assessment, now: datetime) -> Outcome:
-    seconds, waiting = a.spec.rollout.progress_deadline_seconds, canary.story(a, now) or staging.story(a) or _reading(a)
+    seconds = a.spec.rollout.progress_deadline_seconds
+    waiting = canary.story(a, now) or staging.story(a) or _reading(a) or _coming(a)
     return Outcome(
         ready=False,
         reason=Reason.PROGRESS_DEADLINE_EXCEEDED,
@@ -211,8 +224,7 @@ def _retry(ready: bool | None, reason: str, message: str) -> Outcome:
 def _progressing(a: Assessment) -> Outcome:
     if not a.counted:
         reason = Reason.WAITING_FOR_PODS
-        starting = len(a.present)
-        message = f"{TEXTS[reason]} ({starting} starting)" if starting else f"{TEXTS[reason]} (there are none)"
+        message = f"{TEXTS[reason]}: {_coming(a)}"
         return Outcome(ready=None, reason=reason, message=message, reconciling=reason, state=reason)
     waiting = staging.story(a)
     if waiting:
@@ -221,6 +233,18 @@ def _progressing(a: Assessment) -> Outcome:
     reason, reading = Reason.RESOLVING if a.target is None else Reason.SWAPPING, _reading(a)
     message = f"{_figure(a)}; {reading}" if reading else _figure(a)
     return Outcome(ready=None, reason=Reason.PROGRESSING, message=message, reconciling=reason)
+
+
+def _coming(a: Assessment) -> str:
+    """Return what is known of pods while none has been ready; empty once one has."""
+    if a.counted:
+        return ""
+    if not a.present:
+        return f"no pod has the label {SLOT_LABEL}: {a.snapshot.slot}"
+    failed = ((p, p.state.load_failure) for p in a.present if p.state is not None)
+    found = next(((p, failure) for p, failure in failed if failure is not None), None)
+    cause = f"; pod {found[0].name} cannot load {found[1].target.version}: {text(found[1].error)}" if found else ""
+    return f"{len(a.present)} starting{cause}"
 
 
 def _reading(a: Assessment) -> str:

@@ -32,6 +32,7 @@ EXPECTED = {
     "no pod has been ready": ("Progressing", "InProgress"),
     "done": ("Healthy", "Current"),
     "scaled to zero": ("Healthy", "Current"),
+    "changed at zero": ("Healthy", "Current"),
     "bumped, not seen yet": ("Progressing", "InProgress"),
     "swapping": ("Progressing", "InProgress"),
     "soaking": ("Progressing", "InProgress"),

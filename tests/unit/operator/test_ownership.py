@@ -42,12 +42,6 @@ def test_no_pods_yet_waits_until_the_deadline_and_scaled_to_zero_is_ready() -> N
     world.pods.remove(pod)
     world.settle()
     assert world.condition("Ready") == ("True", "ScaledToZero")
-    world.bump("1.1")
-    world.run_pass()
-    assert world.condition("Ready") == ("Unknown", "WaitingForPods")  # the pods would come up with 1.0
-    world.add_pod()
-    world.settle()
-    assert world.serving() == ["1.1"]
 
 
 def test_pods_never_ready_are_counted_apart() -> None:

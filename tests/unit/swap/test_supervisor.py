@@ -43,12 +43,16 @@ async def test_an_assigned_version_that_cannot_be_loaded_is_not_replaced_by_anyt
     assert not world.coordinator.ready()
     assert world.state.reason == "LoadFailed"
     assert "not mounted" in world.state.message
+    failure = world.state.load_failure
+    assert failure is not None
+    assert (failure.target.digest, failure.error.code) == (target.digest, "SourceUnreadable")
     with pytest.raises(NotReady, match="not mounted"):
         async with world.coordinator.admission():
             pass
     del world.sources.errors[target.uri]
     await world.clock.advance(31)
     world.assert_serves(target)
+    assert world.state.load_failure is None
 
 
 async def test_attempts_become_rarer_up_to_a_bound(world):
