@@ -14,6 +14,7 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from modelswap_engine.backends.port import (
+    Bounds,
     Generate,
     Hashes,
     Layout,
@@ -68,6 +69,7 @@ class FakeBackend:
         lossy: tensors that are held in another form, and known by that.
         hidden: tensors that can only be seen while no request runs.
         requests: what ``running`` answers.
+        longest: how long its calls may take.
         tries_live: prompts are tried after the commit, too; that step is called ``try_live``.
         limit: bytes that the engine may use, -1 for no limit.
         instance: bytes that a second instance takes beside the tensors.
@@ -99,6 +101,7 @@ class FakeBackend:
         self.hidden: set[str] = set()
         self.trials: list[PromptTrial] = []
         self.tries_live = False
+        self.longest = Bounds()
         self.lossy: set[str] = set()
         self.outside = Outside()
         self._clear()
@@ -184,6 +187,9 @@ class FakeBackend:
 
     def _boot_id(self, rank: int) -> str:
         return f"boot-{self._boots}.{self._starts[rank]}"
+
+    def bounds(self) -> Bounds:
+        return self.longest
 
     def capabilities(self) -> Capabilities:
         return Capabilities(traffic_modes=list(self.modes), refused_modes=dict(self.why), tries_live=self.tries_live)

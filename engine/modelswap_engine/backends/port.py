@@ -245,6 +245,19 @@ class TokenStream(Protocol):
         """End the generation if it still runs; closing twice does no harm."""
 
 
+class Bounds(Record, frozen=True, kw_only=True):
+    """After how many seconds at most a backend itself says what became of a call; who waits for one waits longer.
+
+    ``stage``, ``load`` and ``hash`` are for the calls that do it, ``call`` is for any other; ``pause`` takes its own
+    bound on top.
+    """
+
+    call: float = 0.0
+    stage: float = 0.0
+    load: float = 0.0
+    hash: float = 0.0
+
+
 class Backend(Protocol):
     """An inference engine whose weights can be changed while it runs.
 
@@ -274,6 +287,9 @@ class Backend(Protocol):
 
     def capabilities(self) -> Capabilities:
         """Say what this backend can do."""
+
+    def bounds(self) -> Bounds:
+        """Say how long calls may take; the same for as long as the backend is there."""
 
     def layout(self) -> Layout:
         """Say how parameters are made of checkpoint tensors; valid once loaded."""

@@ -28,6 +28,7 @@ from modelswap_engine.protocol.errors import (
     from_body,
 )
 from modelswap_engine.swap.clock import Clock, within
+from modelswap_engine.swap.patience import Patience
 from modelswap_engine.swap.settings import SwapSettings
 
 T = TypeVar("T")
@@ -35,12 +36,17 @@ Replies = Sequence[Reply]
 
 
 class Engine:
-    """The bounded and checked calls."""
+    """The bounded and checked calls.
+
+    Attributes:
+        patience: how long each is waited for.
+    """
 
     def __init__(self, *, backend: Backend, clock: Clock, settings: SwapSettings) -> None:
         self._backend = backend
         self._clock = clock
         self._settings = settings
+        self.patience = Patience.over(backend.bounds(), settings)
         self._proved: dict[int, str] = {}
 
     @property
@@ -101,7 +107,7 @@ class Engine:
 
         Says whether a replica was left as it was, adapters and all.
         """
-        call, seconds = self._backend.load(order), self._settings.load_seconds
+        call, seconds = self._backend.load(order), self.patience.load
         replies = await self._replies("load", order.operation_id, call, seconds, unless=unless)
         _agree(replies, order.digest)
         self._remember()
@@ -109,19 +115,19 @@ class Engine:
 
     async def settle(self, operation_id: str, digest: str) -> bool:
         """Bring back to a version what lives and holds it; says whether that is a whole replica, which serves again."""
-        replies = await self._bounded("settle", self._backend.settle(operation_id, digest), self._settings.call_seconds)
+        replies = await self._bounded("settle", self._backend.settle(operation_id, digest), self.patience.call)
         _agree(replies, digest)
         self._proved |= {reply.rank: reply.boot_id for reply in replies}
         return bool(replies) and self.holds(digest)
 
     async def stage(self, order: Stage | StageRetained, *, unless: asyncio.Future[None]) -> Replies:
         """Stage beside the live tensors; given up when ``unless`` says so, and then ended by :meth:`release`."""
-        call, seconds = self._backend.stage(order), self._settings.stage_seconds
+        call, seconds = self._backend.stage(order), self.patience.stage
         return await self._replies("stage", order.operation_id, call, seconds, unless=unless)
 
     async def try_out(self, operation_id: str, trials: Sequence[PromptTrial], *, unless: asyncio.Future[None]) -> None:
         """Run prompts before anybody is stopped; given up when ``unless`` says so."""
-        call, seconds = self._backend.try_out(operation_id, trials), self._settings.stage_seconds
+        call, seconds = self._backend.try_out(operation_id, trials), self.patience.stage
         await self._replies("try_out", operation_id, call, seconds, unless=unless)
 
     async def try_live(self, operation_id: str, trials: Sequence[PromptTrial]) -> None:
@@ -131,14 +137,14 @@ class Engine:
     async def prepare(self, operation_id: str, digest: str, *, overlap: bool = False) -> None:
         """Make every rank promise, and agree on what it holds; ``overlap`` brings up a second instance."""
         call = self._backend.prepare(operation_id, overlap=overlap)
-        seconds = self._settings.stage_seconds if overlap else self._settings.call_seconds
+        seconds = self.patience.stage if overlap else self.patience.call
         _agree(await self._replies("prepare", operation_id, call, seconds), digest)
 
     async def pause(self, operation_id: str, policy: RequestPolicy) -> None:
         """Park every rank between two steps."""
         seconds = self._settings.pause_seconds
         call = self._backend.pause(operation_id, timeout=seconds, policy=policy)
-        await self._replies("pause", operation_id, call, seconds + self._settings.call_seconds)
+        await self._replies("pause", operation_id, call, seconds + self.patience.call)
 
     async def commit(self, operation_id: str, policy: RequestPolicy) -> Replies:
         """Make the staged tensors live."""
@@ -151,7 +157,7 @@ class Engine:
     async def verify(self, operation_id: str, digest: str, *, strict: bool) -> None:
         """Prove that what is live is this version."""
         call = self._backend.verify(operation_id, strict=strict)
-        seconds = self._settings.hash_seconds if strict else self._settings.call_seconds
+        seconds = self.patience.hash if strict else self.patience.call
         _agree(await self._replies("verify", operation_id, call, seconds), digest)
         self._remember()
 
@@ -172,14 +178,14 @@ class Engine:
     ) -> Hashes:
         """Re-hash live tensors; given up when ``unless`` says so. ``still``: nobody is let in meanwhile."""
         call = self._backend.hashes(pattern, bytes_per_second=bytes_per_second, still=still)
-        return await self._bounded("hashes", call, self._settings.hash_seconds, unless=unless)
+        return await self._bounded("hashes", call, self.patience.hash, unless=unless)
 
     async def memory(self) -> MemoryState:
         """Say where the memory is."""
-        return await self._bounded("memory", self._backend.memory(), self._settings.call_seconds)
+        return await self._bounded("memory", self._backend.memory(), self.patience.call)
 
     async def _short(self, name: str, operation_id: str, call: Coroutine[Any, Any, Replies]) -> Replies:
-        return await self._replies(name, operation_id, call, self._settings.call_seconds)
+        return await self._replies(name, operation_id, call, self.patience.call)
 
     async def _replies(
         self,

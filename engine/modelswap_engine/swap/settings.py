@@ -22,8 +22,8 @@ class SwapSettings:
         probe_seconds: how long to wait for that 503 at most (there may be no kubelet).
         poll_seconds: how often dead workers are looked for.
         call_seconds: bound of one short backend call (prepare, commit, verify, rollback, resume, release), and of
-            prompts that are run after the commit. This and the other bounds of backend calls are longer than the
-            backend's own, which end the worker first.
+            prompts that are run after the commit. This and the other bounds of backend calls (stage, load, hash) are
+            the least: where the backend's own are longer, so is what is waited for (:mod:`.patience`).
         pause_seconds: bound of parking every rank at a step boundary.
         reclaim_seconds: how long an instance whose version was replaced may end what it began; then it is given up.
         admit_seconds: bound of waiting until requests in admission (tokenizing) have reached the engine.

@@ -21,6 +21,7 @@ from modelswap_engine.backends.embedded.streams import TokenStream
 from modelswap_engine.backends.embedded.transfer.orders import TransferOrders
 from modelswap_engine.backends.merging import merged, summed
 from modelswap_engine.backends.port import (
+    Bounds,
     Generate,
     Hashes,
     Layout,
@@ -100,6 +101,16 @@ class EmbeddedBackend:
         return await self._loads.settle(operation_id, digest)
 
     # What it is.
+
+    def bounds(self) -> Bounds:
+        """Say how long calls may take."""
+        found = self._settings
+        return Bounds(
+            call=found.call_timeout,
+            stage=found.stage_timeout,
+            load=found.start_timeout + found.load_timeout,  # dead workers are started first
+            hash=found.hash_timeout,
+        )
 
     def capabilities(self) -> Capabilities:
         """Say what this backend can do."""

@@ -26,6 +26,7 @@ from modelswap_engine.backends.external.watch import Watch
 from modelswap_engine.backends.inprocess import wire
 from modelswap_engine.backends.merging import merged
 from modelswap_engine.backends.port import (
+    Bounds,
     Hashes,
     Layout,
     Load,
@@ -161,6 +162,10 @@ class ExternalBackend:
         return ()
 
     # What it is.
+
+    def bounds(self) -> Bounds:
+        """Say how long calls may take."""
+        return self._settings.bounds
 
     def capabilities(self) -> Capabilities:
         """Say what this backend can do; little is known before the engine has answered."""

@@ -1,6 +1,8 @@
-"""What may be set about external engines; values only."""
+"""What may be set about external engines; values only, and what follows from them for whoever waits."""
 
 from dataclasses import dataclass
+
+from modelswap_engine.backends.port import Bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +34,20 @@ class ExternalSettings:
     watch: float = 1.0
     answer: float = 5.0
     misses: int = 3
+
+    @property
+    def bounds(self) -> Bounds:
+        """How long calls of the backend take at most; a step of a swap asks the engine a few short things in a row."""
+        row = 4 * self.call + self.forget
+        return Bounds(
+            call=row + self.prompts,
+            stage=self.stage + row,
+            load=self.reach + 2 * self.load + 2 * row,  # what it holds is looked at, then all of it is loaded
+            hash=self.rest + self.hash + row,
+        )
+
+    @property
+    def plain_bounds(self) -> Bounds:
+        """The same where the engine itself loads what it exchanges, and its checksums say what came of that."""
+        found = self.bounds
+        return Bounds(call=found.load + found.hash, stage=found.stage, load=found.load + found.hash, hash=found.hash)

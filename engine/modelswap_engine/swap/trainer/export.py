@@ -100,7 +100,7 @@ class Export:
         Raises:
             UnknownGroup: the engine is in no such group.
         """
-        await self._exchange.carry_out(LeaveGroup(group=group), seconds=self._core.settings.call_seconds)
+        await self._exchange.carry_out(LeaveGroup(group=group), seconds=self._core.engine.patience.call)
 
     async def send(self, group: str, request: SendRequest) -> SendResult:
         """Broadcast the live tensors to a group.
@@ -130,7 +130,7 @@ class Export:
         if request.name not in live.manifest.by_name:
             raise NotFound(f"no tensor {request.name[:200]!r}", advice="use a name of the manifest")
         order = ReadTensor(name=request.name, rows=request.rows)
-        replies = await self._exchange.carry_out(order, seconds=self._core.settings.call_seconds)
+        replies = await self._exchange.carry_out(order, seconds=self._core.engine.patience.call)
         reading = next((reply.reading for reply in replies if reply.reading is not None), None)
         if reading is None:
             raise Internal("no rank has read the tensor")

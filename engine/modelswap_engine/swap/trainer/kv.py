@@ -30,5 +30,5 @@ class KvCache:
             raise Busy(f"operation {core.operations.current.id!r} is in progress", advice="it flushes the cache itself")
         core.preempt()
         async with core.mutex:
-            replies = await self._exchange.carry_out(FlushCache(policy=policy), seconds=core.settings.call_seconds)
+            replies = await self._exchange.carry_out(FlushCache(policy=policy), seconds=core.engine.patience.call)
             return max(reply.requests for reply in replies)

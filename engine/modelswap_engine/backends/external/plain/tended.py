@@ -23,7 +23,7 @@ from modelswap_engine.backends.external.plain.sums import Sums
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.external.trials import Trials
-from modelswap_engine.backends.port import Hashes, Layout, Load, Reply
+from modelswap_engine.backends.port import Bounds, Hashes, Layout, Load, Reply
 from modelswap_engine.protocol.engine_state import Capabilities, MemoryState, RankState
 from modelswap_engine.protocol.errors import NotReady, WorkerLost
 
@@ -156,6 +156,10 @@ class Tended:
         )
 
     # What it is.
+
+    def bounds(self) -> Bounds:
+        """Say how long calls may take."""
+        return self._settings.plain_bounds
 
     def capabilities(self) -> Capabilities:
         """Say what this backend can do."""
