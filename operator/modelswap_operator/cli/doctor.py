@@ -33,7 +33,7 @@ from modelswap_operator.cli.options import (
     Where,
     slot_named,
 )
-from modelswap_operator.cli.slots import Slot, pods_of
+from modelswap_operator.cli.slots import Slot, adapters_of, pods_of
 from modelswap_operator.cli.views import Output
 
 T = TypeVar("T")
@@ -78,6 +78,7 @@ def collect(kubectl: Kubectl, slot: Slot) -> Facts:
     none: list[dict[str, Any]] = []
     seen = _or(unseen, none, lambda: kubectl.items("pods", selector=_selector(slot), namespace=slot.namespace))
     pods = pods_of(seen, slot.name)
+    adapters = _or(unseen, none, lambda: kubectl.items(LORAADAPTER, namespace=slot.namespace))
     text = _or(unseen, "", lambda: assignment_text(kubectl, slot.namespace, assignment_name(slot.name)))
     everywhere = Kubectl(context=kubectl.context, kubeconfig=kubectl.kubeconfig, everywhere=True)
     operators: list[dict[str, Any]] | None
@@ -91,6 +92,7 @@ def collect(kubectl: Kubectl, slot: Slot) -> Facts:
     return Facts(
         slot=slot,
         pods=pods,
+        adapters=adapters_of(adapters, {"namespace": slot.namespace, "name": slot.name}),
         operators=operators,
         assignment=_assignment(text, unseen),
         readiness={name: said for name, said in readiness.items() if said},

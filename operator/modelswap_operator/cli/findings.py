@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from modelswap_engine.protocol.assignment import Assignment
 from modelswap_operator.api.labels import SLOT_LABEL, assignment_name
-from modelswap_operator.api.reasons import ConditionType
+from modelswap_operator.api.reasons import ConditionType, Reason
 from modelswap_operator.cli.engines import control_port
 from modelswap_operator.cli.slots import Slot
 
@@ -36,6 +36,7 @@ class Facts:
 
     Attributes:
         pods: its pods, as the API server shows them.
+        adapters: its LoRAAdapters, likewise.
         operators: pods of operators anywhere; None where they may not be listed.
         assignment: what pods must serve; None while nothing is published.
         readiness: what ``/readyz`` of a pod that is not ready says, by pod name.
@@ -44,6 +45,7 @@ class Facts:
 
     slot: Slot
     pods: Sequence[dict[str, Any]] = ()
+    adapters: Sequence[dict[str, Any]] = ()
     operators: Sequence[dict[str, Any]] | None = ()
     assignment: Assignment | None = None
     readiness: Mapping[str, str] = field(default_factory=dict)
@@ -66,6 +68,7 @@ def findings(facts: Facts) -> list[Finding]:
         _operator,
         _verdict,
         _source,
+        _sources_of_adapters,
         _pods,
         _containers,
         _said_of_pods,
@@ -131,11 +134,26 @@ def _source(facts: Facts) -> Iterator[Finding]:
         yield Finding(level=Level.PROBLEM, text=f"{drifted.reason}: {drifted.message}")
 
 
+def _sources_of_adapters(facts: Facts) -> Iterator[Finding]:
+    for adapter in facts.adapters:
+        meta = adapter["metadata"]
+        for said in adapter.get("status", {}).get("conditions", []):
+            current = said.get("observedGeneration") == meta.get("generation")
+            if (said["type"], said["status"], current) == (ConditionType.SOURCE_DRIFTED, "True", True):
+                yield Finding(
+                    level=Level.PROBLEM,
+                    text=f"LoRAAdapter {meta['name']}, {said['reason']}: {said['message']}",
+                    next="put the old content back, or name the new one by another uri or a digest in spec.sources",
+                )
+
+
 def _pods(facts: Facts) -> Iterator[Finding]:
     name = facts.slot.name
     if not facts.pods:
+        ready = facts.slot.condition(ConditionType.READY)
+        at_zero = ready is not None and ready.reason == Reason.SCALED_TO_ZERO
         yield Finding(
-            level=Level.PROBLEM,
+            level=Level.NOTE if at_zero else Level.PROBLEM,
             text=f"no pod in namespace {facts.slot.namespace} has the label {SLOT_LABEL}={name}",
             next=f"install the engine chart with --set slot={name}, or scale its Deployment up",
         )

@@ -2,7 +2,7 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -22,7 +22,7 @@ from modelswap_operator.cli.options import (
     slot_named,
     slots,
 )
-from modelswap_operator.cli.slots import Slot, slot_of
+from modelswap_operator.cli.slots import Slot, adapters_of, slot_of
 from modelswap_operator.cli.views import Output
 
 LORAADAPTER = f"{LORAADAPTERS}.{GROUP}"
@@ -55,7 +55,7 @@ def status(
     things = [kubectl.get(MODELVERSION, name)] if name else kubectl.items(MODELVERSION)
     adapters = kubectl.items(LORAADAPTER)
     if output is not Output.TEXT:
-        mine = [_of(adapters, thing) for thing in things]
+        mine = [adapters_of(adapters, thing["metadata"]) for thing in things]
         found = [{"modelVersion": thing, "adapters": own} for thing, own in zip(things, mine, strict=True)]
         views.data(found[0] if name else found, output)
         return
@@ -63,18 +63,7 @@ def status(
         place = "any namespace" if all_namespaces else where.namespace or "this namespace"
         typer.echo(f"no ModelVersions in {place}", err=True)
         return
-    views.show(Group(*(views.tree(slot_of(thing), _of(adapters, thing)) for thing in things)))
-
-
-def _of(adapters: list[dict[str, Any]], thing: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the adapters of a slot."""
-    meta = thing["metadata"]
-    return [
-        adapter
-        for adapter in adapters
-        if adapter["metadata"].get("namespace") == meta.get("namespace")
-        and adapter.get("spec", {}).get("modelRef", {}).get("name") == meta["name"]
-    ]
+    views.show(Group(*(views.tree(slot_of(thing), adapters_of(adapters, thing["metadata"])) for thing in things)))
 
 
 def wait(

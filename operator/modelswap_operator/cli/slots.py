@@ -1,6 +1,6 @@
 """A slot as its objects show it, typed. Pure: JSON in, values out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,16 @@ def pods_of(things: Sequence[dict[str, Any]], slot: str) -> list[dict[str, Any]]
         if thing["metadata"].get("labels", {}).get(SLOT_LABEL) == slot
         and "deletionTimestamp" not in thing["metadata"]
         and thing.get("status", {}).get("phase") not in ("Failed", "Succeeded")
+    ]
+
+
+def adapters_of(adapters: Sequence[dict[str, Any]], meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the LoRAAdapters of a slot, by the metadata of its ModelVersion."""
+    return [
+        adapter
+        for adapter in adapters
+        if adapter["metadata"].get("namespace") == meta.get("namespace")
+        and adapter.get("spec", {}).get("modelRef", {}).get("name") == meta["name"]
     ]
 
 

@@ -195,6 +195,14 @@ def test_one_pod_is_asked_for_each_version_that_is_served() -> None:
 # Findings.
 
 
+AT_ZERO = condition("Ready", "True", "ScaledToZero", "no pod has the label")
+
+
+def adapter(said: str, generation: int = 3) -> dict[str, Any]:
+    found = condition(said, "True", said, "s3://b/de holds sha256:9 now", generation)
+    return {"metadata": {"name": "de", "namespace": "team", "generation": 3}, "status": {"conditions": [found]}}
+
+
 def levels(facts: Facts) -> list[tuple[str, str]]:
     return [(finding.level.value, finding.text) for finding in findings(facts)]
 
@@ -228,6 +236,14 @@ def texts(facts: Facts) -> str:
         (
             Facts(slot=slot(conditions=DRIFTED), pods=[pod()], operators=[OPERATOR]),
             "problem: SourceDrifted: s3://b/1.1 holds sha256:9 now",
+        ),
+        (
+            Facts(slot=slot(), pods=[pod()], operators=[OPERATOR], adapters=[adapter("SourceDrifted")]),
+            "problem: LoRAAdapter de, SourceDrifted: s3://b/de holds sha256:9 now > put the old content back",
+        ),
+        (
+            Facts(slot=slot(conditions=[AT_ZERO]), pods=[], operators=[OPERATOR]),
+            "note: no pod in namespace team has the label",
         ),
         (
             Facts(slot=slot(conditions=[], suspend=True), pods=[pod()], operators=[OPERATOR]),
@@ -273,6 +289,13 @@ def test_containers_that_wait_or_were_killed_are_named() -> None:
     said = texts(Facts(slot=slot(), pods=[broken], operators=[OPERATOR]))
     assert "problem: pod chat-1, container engine: CrashLoopBackOff back-off > kubectl logs chat-1 -c engine" in said
     assert "problem: pod chat-1, container engine was killed for want of memory (then) > raise resources.limits" in said
+
+
+def test_an_adapter_whose_source_has_not_moved_is_no_finding() -> None:
+    """Nor is what was said of an older spec."""
+    for quiet in (adapter("Ready"), adapter("SourceDrifted", generation=2)):
+        facts = Facts(slot=slot(), pods=[pod()], operators=[OPERATOR], adapters=[quiet])
+        assert levels(facts) == [("ok", "chat is Ready: 2/2 pods serve 1.1")]
 
 
 def test_problems_come_first() -> None:
