@@ -41,12 +41,19 @@ def account(definitions: ApiServer, rest: Rest, tmp_path_factory: pytest.TempPat
     return granted(definitions, rest, tmp_path_factory.mktemp("services"), namespace=NAMESPACE)
 
 
+class Led(AdapterWorld):
+    """Whom Services lead to is the API server's to say here."""
+
+    def _lead(self) -> None:
+        pass
+
+
 class Routes:
     """Adapters of one slot with their Services, told by the operator's own code."""
 
     def __init__(self, rest: Rest, kube: Kube, slot: str) -> None:
         self.rest, self.slot = rest, slot
-        self.world = AdapterWorld(pods=3)
+        self.world = Led(pods=3)
         self.world.settle()
         unused: Any = None
         self.now = lambda: self.world.now
@@ -62,7 +69,7 @@ class Routes:
             clock=unused,
             random=unused,
         )
-        self.reports = AdapterReports(tools, namespace=NAMESPACE, slot=slot)
+        self.reports = AdapterReports(tools, namespace=NAMESPACE, slot=slot, memory=self.world.memory.adapters)
 
     def create(self, name: str, **spec: Any) -> dict[str, Any]:
         body = lora_adapter(name, adapterName=name, modelRef={"name": self.slot}, **{"service": {}, **spec})
@@ -72,9 +79,9 @@ class Routes:
     def patch(self, name: str, **spec: Any) -> None:
         self.rest.call("PATCH", f"{ADAPTERS}/{name}", {"spec": spec}, content=MERGE).accepted()
 
-    async def told(self) -> None:
+    async def told(self, times: int = 2) -> None:
         """Let the slot settle, and tell the API server; as often as it takes to have nothing new to say."""
-        for _ in range(2):
+        for _ in range(times):
             found = [a for a in self.rest.call("GET", ADAPTERS).accepted()["items"] if objects.slot_of(a) == self.slot]
             self.world.adapters = tuple(objects.adapter_of(body) for body in found)
             statuses = {adapter.name: adapter.status for adapter in self.world.adapters}
@@ -155,6 +162,19 @@ async def test_a_service_leads_to_the_pods_with_the_adapter(routes: Routes) -> N
     await routes.told()
     assert routes.slices("exact") == []
     assert routes.service("exact") is not None
+
+
+async def test_pods_that_are_to_lose_it_do_so_once_the_service_leads_to_them_no_more(routes: Routes) -> None:
+    routes.create("shrunk", placement={"pods": 3})
+    await routes.told()
+    assert routes.addresses("shrunk") == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    routes.patch("shrunk", placement={"pods": 1})
+    await routes.told(times=1)  # ten seconds of passes, then the EndpointSlice
+    assert routes.addresses("shrunk") == ["10.0.0.1"]
+    assert routes.world.loaded() == [{"shrunk": "1"}] * 3
+    await routes.told(times=1)
+    assert routes.world.loaded() == [{"shrunk": "1"}, {}, {}]
+    assert routes.says("shrunk") == READY
 
 
 async def test_what_is_not_asked_for_any_more_is_taken_away(routes: Routes) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_operator.api.loraadapter import LoRAAdapterSpec, LoRAAdapterStatus, ModelRef, Placement, SourceSpec
 from modelswap_operator.planning.actions import Action, Wait
+from modelswap_operator.planning.adapter_services import concerned, wanted_services
 from modelswap_operator.planning.snapshot import Adapter
 from modelswap_operator.status.adapters import adapter_statuses
 from tests.support.sim_adapters import SimAdapters
@@ -36,6 +37,7 @@ class AdapterWorld(World):
         for pod in self.pods:
             pod.adapters = SimAdapters(pod_uid=pod.uid, contents=self.contents)
         self.writes = 0
+        self.led_to: dict[str, frozenset[str]] = {}
 
     # Users
 
@@ -66,11 +68,18 @@ class AdapterWorld(World):
 
     def run_pass(self) -> Action:
         action = super().run_pass()
+        self._lead()
         for adapter, status in list(adapter_statuses(self.snapshot(), self.now)):
             if status != adapter.status:
                 self.writes += 1
                 self._put(adapter.name, lambda a, status=status: replace(a, status=status))
         return action
+
+    def _lead(self) -> None:
+        """Services lead where they should at once; who is led to is kept with each pass."""
+        wishes = list(wanted_services(self.snapshot(), self.led_to)) if concerned(self.snapshot()) else []
+        self.led_to = {w.adapter.uid: frozenset(e.uid for s in w.slices for e in s.endpoints) for w in wishes}
+        self.memory.adapters.led({w.adapter.spec.adapter_name: w.left for w in wishes if w.adapter.spec}, self.now)
 
     def rest(self, seconds: float = 60) -> None:
         """Let passes and steps alternate for so long; for slots that go on trying."""

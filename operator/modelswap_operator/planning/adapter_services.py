@@ -39,12 +39,16 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class WantedService:
-    """What an adapter asks for; ``name`` is empty where it asks for no Service, and one that it has must go."""
+    """What an adapter asks for; ``name`` is empty where it asks for no Service, and one that it has must go.
+
+    ``left`` are the UIDs of pods that are to lose the adapter and are led to no more.
+    """
 
     adapter: Adapter
     name: str = ""
     port: int = 0
     slices: tuple[Slice, ...] = ()
+    left: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,13 @@ def wanted_services(snapshot: Snapshot, listed: Mapping[str, frozenset[str]]) ->
             continue
         name = asked.name or adapter.name
         pods = _pods(adapters, wish, listed.get(adapter.uid, frozenset()))
-        yield WantedService(adapter=adapter, name=name, port=asked.port, slices=tuple(_slices(name, pods)))
+        yield WantedService(
+            adapter=adapter,
+            name=name,
+            port=asked.port,
+            slices=tuple(_slices(name, pods)),
+            left=wish.leaving - {pod.uid for pod in pods},
+        )
 
 
 def _asked(adapter: Adapter) -> bool:
@@ -89,7 +99,10 @@ def _asked(adapter: Adapter) -> bool:
 
 
 def _pods(adapters: Adapters, wish: Wish, listed: frozenset[str]) -> list[Pod]:
-    """Return the ready pods with the adapter's content; while none has it yet, those that serve what was before."""
+    """Return the ready pods with the adapter's content; while none has it yet, those that serve what was before.
+
+    Pods that are to lose it are left out while there are others.
+    """
     item = wish.item
     if item is None:
         return []
@@ -98,7 +111,8 @@ def _pods(adapters: Adapters, wish: Wish, listed: frozenset[str]) -> list[Pod]:
     served = [pod for pod in kept if pod.state is not None and serving(pod.state, item.name) is not None]
     silent = [pod for pod in ready if isinstance(pod.engine, Unreachable) and pod.uid in listed]
     found = [pod for pod in served if _has(pod, item)] + silent or served
-    return [pod for pod in found if not _swaps_it_away(pod, item)] or found
+    found = [pod for pod in found if not _swaps_it_away(pod, item)] or found
+    return [pod for pod in found if pod.uid not in wish.leaving] or found
 
 
 def _swaps_it_away(pod: Pod, item: AssignedAdapter) -> bool:

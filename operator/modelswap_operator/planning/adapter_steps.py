@@ -153,9 +153,12 @@ def _able(adapters: Adapters) -> Pod | None:
     return min(able, key=lambda pod: (not pod.ready, pod.name), default=None)
 
 
-def times(a: Assessment, now: datetime) -> Iterator[datetime]:
+def times(adapters: Adapters, now: datetime) -> Iterator[datetime]:
     """Yield when there may be something to do for the adapters without anything happening first."""
-    memory = a.snapshot.memory
+    a, memory = adapters.a, adapters.a.snapshot.memory
+    for wish in adapters.wishes:
+        away = memory.led_away.get(wish.item.name, {}) if wish.item is not None else {}
+        yield from (away.get(uid) or now + timedelta(seconds=POLL_SECONDS) for uid in wish.leaving)
     yield from (r.retry_at for r in memory.resolved.values() if r.retry_at is not None and r.retry_at > now)
     yield from (f.retry_at for f in memory.untold.values() if f.retry_at > now)
     for pod in a.present:

@@ -34,6 +34,7 @@ class Wish:
         item: its entry in the assignment; None while there can be none.
         reason: why its spec cannot be followed, as it is; ``message`` says it in words.
         unresolved: its sources whose content nobody has looked up yet.
+        leaving: pods among those of ``item`` that lose it next, once its Service leads to them no more.
     """
 
     adapter: Adapter
@@ -41,6 +42,7 @@ class Wish:
     reason: Reason | None = None
     message: str = ""
     unresolved: tuple[SourceSpec, ...] = ()
+    leaving: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -96,16 +98,17 @@ class Adapters:
         sources, unresolved = self._sources(spec, entry)
         if not sources:
             return Wish(adapter=adapter, item=entry, unresolved=unresolved)
+        chosen, leaving = self._pods(spec, entry, load)
         item = AssignedAdapter(
             name=spec.adapter_name,
             sources=sources,
             pinned=spec.pinned,
             drain_timeout_seconds=spec.drain_timeout_seconds,
-            pod_uids=self._pods(spec, entry, load),
+            pod_uids=chosen if chosen is None else [*chosen, *leaving],
             verification=self.a.spec.verification.to_wire(),
             requested_at=adapter.requested_at or (entry.requested_at if entry is not None else ""),
         )
-        return Wish(adapter=adapter, item=item, unresolved=unresolved)
+        return Wish(adapter=adapter, item=item, unresolved=unresolved, leaving=frozenset(leaving))
 
     def keeps(self, pod: Pod, name: str) -> bool:
         """Say whether a pod cannot take a name away any more by a decision that was made already.
@@ -200,19 +203,30 @@ class Adapters:
         """Return what a pod said about a source."""
         return self.a.snapshot.memory.resolved.get(resolve_key(self.a, spec, source))
 
-    def _pods(self, spec: LoRAAdapterSpec, entry: AssignedAdapter | None, load: Counter[str]) -> list[str] | None:
-        """Return the pods that an adapter goes to: those that have it, then those with the fewest."""
+    def _pods(
+        self, spec: LoRAAdapterSpec, entry: AssignedAdapter | None, load: Counter[str]
+    ) -> tuple[list[str] | None, list[str]]:
+        """Return the pods that an adapter goes to, those that have it, then those with the fewest; and who leaves."""
         if spec.placement.pods == ALL_PODS:
-            return None
+            return None, []
         number = int(spec.placement.pods)
         there = {pod.uid: pod for pod in self.a.present}
         named = entry.pod_uids if entry is not None else []
-        kept = [uid for uid in (there if named is None else named) if uid in there][:number]
+        before = [uid for uid in (there if named is None else named) if uid in there]
+        kept = before[:number]
         others = sorted(
             (pod for uid, pod in there.items() if uid not in kept and not self.too_old(pod)),
             key=lambda pod: (not pod.ever_ready, load[pod.uid], pod.name),
         )
-        return kept + [pod.uid for pod in others[: number - len(kept)]]
+        leaving = [uid for uid in before[number:] if self._led_to(there[uid], spec)]
+        return kept + [pod.uid for pod in others[: number - len(kept)]], leaving
+
+    def _led_to(self, pod: Pod, spec: LoRAAdapterSpec) -> bool:
+        """Say whether requests for an adapter may still be led to a pod that is to lose it."""
+        if spec.service is None or (pod.state is not None and serving(pod.state, spec.adapter_name) is None):
+            return False
+        away = self.a.snapshot.memory.led_away.get(spec.adapter_name, {})
+        return pod.uid not in away or away[pod.uid] is not None
 
 
 def serving(state: EngineState, name: str) -> AdapterStatus | None:

@@ -83,7 +83,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Action:
             lambda _, at: watching.look_at_adapter(adapters, at),
         )
     )
-    return next((action for rule in rules if (action := rule(a, now))), None) or _wait(a, now)
+    return next((action for rule in rules if (action := rule(a, now))), None) or _wait(adapters, now)
 
 
 def rest(action: Action, now: datetime) -> float | None:
@@ -297,8 +297,9 @@ def _renew(a: Assessment, now: datetime) -> Action | None:
     return RenewHolds(orders=tuple(orders)) if orders else None
 
 
-def _wait(a: Assessment, now: datetime) -> Wait:
+def _wait(adapters: Adapters, now: datetime) -> Wait:
     """Say when there may be something to do without anything happening first."""
+    a = adapters.a
     times = [p.engine.retry_at for p in a.present if isinstance(p.engine, Unreachable)]
     times += [t.retry_at for t in a.snapshot.memory.attempts.values() if t.retry_at > now]
     times += [r.retry_at for r in a.plans.values() if r.retry_at is not None and r.retry_at > now]
@@ -313,7 +314,7 @@ def _wait(a: Assessment, now: datetime) -> Wait:
     if shown is not None:
         poll = now + timedelta(seconds=canary.POLL_SECONDS)
         times.append(min(poll, shown.ends) if shown.ends is not None and shown.ends > now else poll)
-    times += adapter_steps.times(a, now)
+    times += adapter_steps.times(adapters, now)
     held, ends, zero = a.held(now), deadline(a), at_zero_from(a)
     if zero is not None:
         times.append(zero)

@@ -240,6 +240,8 @@ class Memory:
 
     ``idle`` holds the UIDs of pods that were read without an operation in flight and asked for nothing since,
     ``unasked`` when those that could not be told what to fetch ahead are told again. ``watched_adapters`` are by name.
+    ``led_away`` says of pods that an adapter's Service leads to no more when every node has heard of it, by the
+    adapter's name and the pod's UID: None once they have.
     """
 
     plans: Mapping[PlanKey, PlanResult] = field(default_factory=dict)
@@ -248,6 +250,7 @@ class Memory:
     idle: frozenset[str] = frozenset()
     resolved: Mapping[ResolveKey, Resolution] = field(default_factory=dict)
     untold: Mapping[str, Untold] = field(default_factory=dict)
+    led_away: Mapping[str, Mapping[str, datetime | None]] = field(default_factory=dict)
     unasked: Mapping[str, datetime] = field(default_factory=dict)
     watched: Watched | None = None
     watched_adapters: Mapping[str, Watched] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
@@ -18,6 +18,8 @@ from modelswap_operator.planning.snapshot import Resolution, ResolveKey, Snapsho
 
 LATE: Final = (Unavailable.code, "EngineTimeout")
 """What is said of a source that did not answer, by the pod or for it."""
+LED_AWAY: Final = timedelta(seconds=5)
+"""From the write of an EndpointSlice until every node routes by it."""
 _EMPTY = ErrorBody(code="EngineFailed", message="the pod said nothing about this source", retryable=True)
 
 
@@ -28,6 +30,7 @@ class AdapterMemory:
         self._resolved: dict[ResolveKey, Resolution] = {}
         self._untold: dict[str, Untold] = {}
         self._watched: dict[str, Watched] = {}
+        self._led_away: dict[str, dict[str, datetime | None]] = {}
 
     @property
     def resolved(self) -> Mapping[ResolveKey, Resolution]:
@@ -38,6 +41,11 @@ class AdapterMemory:
     def untold(self) -> Mapping[str, Untold]:
         """Pods that could not be told, by UID."""
         return MappingProxyType(dict(self._untold))
+
+    @property
+    def led_away(self) -> Mapping[str, Mapping[str, datetime | None]]:
+        """Until when pods that are led to no more are to keep an adapter all the same; None once it is over."""
+        return MappingProxyType({name: MappingProxyType(dict(pods)) for name, pods in self._led_away.items()})
 
     @property
     def watched(self) -> Mapping[str, Watched]:
@@ -64,6 +72,10 @@ class AdapterMemory:
             if key in named and (found.pod in pods or not found.pending)  # of one that is gone no answer will come
         }
         self._watched = watching.watched_adapters(snapshot, now)
+        self._led_away = {
+            name: {uid: None if until is None or until <= now else until for uid, until in pods.items()}
+            for name, pods in self._led_away.items()
+        }
         present = {pod.uid for pod in snapshot.pods}
         self._untold = {uid: found for uid, found in self._untold.items() if uid in present}
         again = {a.spec.adapter_name for a in snapshot.adapters if a.asked_again and a.spec is not None}
@@ -90,6 +102,13 @@ class AdapterMemory:
             self._untold[pod.pod.uid] = Untold(
                 revision=pod.revision, attempts=attempts, retry_at=now + delay(attempts, random), error=pod.error
             )
+
+    def led(self, left: Mapping[str, Collection[str]], now: datetime) -> None:
+        """Remember which pods, by the names of adapters that they are to lose, no Service leads to any more."""
+        before = self._led_away
+        self._led_away = {
+            name: {uid: before.get(name, {}).get(uid, now + LED_AWAY) for uid in uids} for name, uids in left.items()
+        }
 
     def looking_at(self, name: str) -> None:
         """Remember that a pod looks at an adapter's source again."""

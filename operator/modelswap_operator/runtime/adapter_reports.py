@@ -16,6 +16,7 @@ from modelswap_operator.effects.observe import Look
 from modelswap_operator.effects.status import apply_status
 from modelswap_operator.planning.adapter_services import ServiceOutcome, concerned, wanted_services
 from modelswap_operator.planning.snapshot import Adapter, Snapshot
+from modelswap_operator.runtime.adapter_memory import AdapterMemory
 from modelswap_operator.runtime.tools import Tools
 from modelswap_operator.status import events
 from modelswap_operator.status.adapters import adapter_statuses
@@ -27,8 +28,9 @@ AT_ONCE: Final = 8
 class AdapterReports:
     """The adapters of one slot, told."""
 
-    def __init__(self, tools: Tools, *, namespace: str, slot: str) -> None:
+    def __init__(self, tools: Tools, *, namespace: str, slot: str, memory: AdapterMemory) -> None:
         self._tools = tools
+        self._memory = memory
         self._namespace = namespace
         self._services = AdapterServices(tools.kube, namespace=namespace, slot=slot)
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -39,7 +41,7 @@ class AdapterReports:
         Raises:
             ApiError: the API server did not take one of them; the others are written.
         """
-        services = await self._serve(look.snapshot) if concerned(look.snapshot) else {}
+        services = await self._serve(look.snapshot, now) if concerned(look.snapshot) else {}
         found = list(adapter_statuses(look.snapshot, now, services))
         new = [(adapter, status) for adapter, status in found if status != adapter.status]
         answers = await asyncio.gather(*(self._write(look, *item) for item in new), return_exceptions=True)
@@ -48,16 +50,23 @@ class AdapterReports:
                 raise answer
         return Counter((LORAADAPTER_KIND, standing(status.conditions)) for _, status in found)
 
-    async def _serve(self, snapshot: Snapshot) -> dict[str, ServiceOutcome]:
-        """Bring the Services to what the adapters ask for, one after the other: two may want the same name."""
+    async def _serve(self, snapshot: Snapshot, now: datetime) -> dict[str, ServiceOutcome]:
+        """Bring the Services to what the adapters ask for, one after the other: two may want the same name.
+
+        Whom they lead to no more is remembered once that is written. Where it cannot be, nothing of ours leads on.
+        """
         try:
             there = await self._services.read()
         except ApiUnavailable:
             raise
         except ApiError as error:
-            return {wanted.adapter.name: refused(wanted.adapter, error) for wanted in wanted_services(snapshot, {})}
-        wanted_now = wanted_services(snapshot, there.listed)
-        return {wanted.adapter.name: await self._services.bring(there, wanted) for wanted in wanted_now}
+            wishes = list(wanted_services(snapshot, {}))
+            found = {wanted.adapter.name: refused(wanted.adapter, error) for wanted in wishes}
+        else:
+            wishes = list(wanted_services(snapshot, there.listed))
+            found = {wanted.adapter.name: await self._services.bring(there, wanted) for wanted in wishes}
+        self._memory.led({w.adapter.spec.adapter_name: w.left for w in wishes if w.adapter.spec is not None}, now)
+        return found
 
     async def _write(self, look: Look, adapter: Adapter, status: LoRAAdapterStatus) -> None:
         async with self._turns:

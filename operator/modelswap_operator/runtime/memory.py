@@ -52,6 +52,7 @@ class SlotMemory:
             idle=frozenset(self._idle),
             resolved=self.adapters.resolved,
             untold=self.adapters.untold,
+            led_away=self.adapters.led_away,
             unasked=MappingProxyType(dict(self._unasked)),
             watched=self._watched,
             watched_adapters=self.adapters.watched,

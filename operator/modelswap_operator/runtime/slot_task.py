@@ -57,7 +57,7 @@ class SlotTask(ObjectTask):
     def __init__(self, tools: Tools, *, namespace: str, name: str) -> None:
         super().__init__(tools, namespace=namespace, name=name)
         self._memory = SlotMemory()
-        self._adapters = AdapterReports(tools, namespace=namespace, slot=name)
+        self._adapters = AdapterReports(tools, namespace=namespace, slot=name, memory=self._memory.adapters)
         self._contacts = Contacts()
         self._asking: set[asyncio.Task[None]] = set()
         self._log = _log.bind(kind=self.kind, namespace=namespace, name=name)

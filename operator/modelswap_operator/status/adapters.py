@@ -126,7 +126,8 @@ def _target(a: Assessment, wish: Wish) -> AdapterTarget | None:
 
 def _rows(adapters: Adapters, wish: Wish, item: AssignedAdapter) -> list[_Row]:
     a = adapters.a
-    rows = [_row(adapters, pod, item) for pod in a.counted if item.meant_for(pod.uid)]
+    staying = (pod for pod in a.counted if item.meant_for(pod.uid) and pod.uid not in wish.leaving)
+    rows = [_row(adapters, pod, item) for pod in staying]
     number = wish.adapter.spec.placement.pods if wish.adapter.spec is not None else ALL_PODS
     if number == ALL_PODS or len(rows) < int(number):  # those that are too old are missed
         rows += [_row(adapters, p, item) for p in a.counted if not item.meant_for(p.uid) and adapters.too_old(p)]

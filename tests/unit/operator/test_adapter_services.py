@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from types import MappingProxyType
 
 import msgspec
+import pytest
 
 from modelswap_engine.protocol.adapters import OnIncompatible
-from modelswap_operator.api.loraadapter import ServiceSpec
+from modelswap_operator.api.loraadapter import Placement, ServiceSpec
 from modelswap_operator.api.modelversion import AdaptersSpec
+from modelswap_operator.planning.actions import Wait
 from modelswap_operator.planning.adapter_services import (
     MOST_ENDPOINTS,
     ServiceOutcome,
@@ -17,6 +20,7 @@ from modelswap_operator.planning.adapter_services import (
     wanted_services,
 )
 from modelswap_operator.planning.snapshot import Snapshot
+from modelswap_operator.runtime.adapter_memory import LED_AWAY
 from modelswap_operator.status.adapters import adapter_statuses
 from tests.support.adapter_world import AdapterWorld, source
 from tests.support.sim_pod import CATALOG
@@ -163,3 +167,80 @@ def test_what_is_wrong_with_the_service_needs_a_person() -> None:
     assert fine == ("a", {"Ready": ("True", "Succeeded")})
     taken = says(made.snapshot(), made, ServiceOutcome(reason="ServiceTaken", message="Service a was not made for"))
     assert taken == ("", {"Ready": ("False", "ServiceTaken"), "Stalled": ("True", "ServiceTaken")})
+
+
+def leads(made: AdapterWorld) -> set[str]:
+    return {pod.name for pod in made.pods if pod.uid in made.led_to.get("a", ())}
+
+
+def serves(made: AdapterWorld) -> set[str]:
+    return {pod.name for pod, names in zip(made.pods, made.loaded(), strict=True) if "a" in names}
+
+
+@pytest.mark.parametrize("before", [3, "All"])
+def test_a_pod_that_is_to_lose_it_is_led_to_no_more_for_a_while_before_it_does(before: int | str) -> None:
+    made = world(pods=before)
+    made.change("a", placement=Placement(pods=1))
+    unled: dict[str, datetime] = {}
+    for _ in range(200):
+        action = made.run_pass()
+        assert leads(made) <= serves(made), "a request could be led to a pod without the adapter"
+        assert leads(made)
+        unled |= dict.fromkeys(serves(made) - leads(made) - set(unled), made.now)
+        for name in set(unled) - serves(made):
+            assert made.now - unled.pop(name) >= LED_AWAY
+        if isinstance(action, Wait):
+            made.tick() if any(pod.loading for pod in made.pods) else None
+            if action.until is None and not any(pod.loading for pod in made.pods):
+                break
+            made.now = max(made.now, min(action.until or made.now, made.now + timedelta(seconds=1)))
+    assert (leads(made), serves(made)) == ({"pod-1"}, {"pod-1"})
+    assert not unled
+    assert made.message("a") == "1/1 pods serve it"
+
+
+def test_a_pod_that_is_wanted_again_before_it_is_gone_keeps_it() -> None:
+    made = world(pods=3)
+    made.change("a", placement=Placement(pods=2))
+    for _ in range(3):
+        made.run_pass()
+    assert (leads(made), serves(made)) == ({"pod-1", "pod-2"}, {"pod-1", "pod-2", "pod-3"})
+    revision = made.assignment.adapters_revision if made.assignment is not None else 0
+    made.change("a", placement=Placement(pods=3))
+    made.settle()
+    assert leads(made) == serves(made) == {"pod-1", "pod-2", "pod-3"}
+    assert made.assignment is not None
+    assert made.assignment.adapters_revision == revision, "nothing was decided, so nothing was unloaded"
+
+
+def test_an_operator_that_is_killed_meanwhile_leads_away_first_all_the_same() -> None:
+    made = world(pods=3)
+    made.change("a", placement=Placement(pods=2))
+    for _ in range(10):
+        made.run_pass()
+        made.now += timedelta(seconds=1)
+        made.kill_operator()
+        made.led_to = {}
+        assert serves(made) == {"pod-1", "pod-2", "pod-3"}
+    made.settle()
+    assert serves(made) == {"pod-1", "pod-2"}
+
+
+def test_the_last_pod_that_is_led_to_keeps_it_until_another_can_answer() -> None:
+    made = world(pods=2)
+    made.pods[0].ready = False
+    made.change("a", placement=Placement(pods=1))
+    made.rest()
+    assert (leads(made), serves(made)) == ({"pod-2"}, {"pod-1", "pod-2"})
+    made.pods[0].ready = True
+    made.rest()
+    assert (leads(made), serves(made)) == ({"pod-1"}, {"pod-1"})
+
+
+def test_without_a_service_nothing_is_waited_for() -> None:
+    made = world(pods=3)
+    made.change("a", placement=Placement(pods=1), service=None)
+    before = made.now
+    made.settle()
+    assert serves(made) == {"pod-1"}
+    assert made.now - before < LED_AWAY
