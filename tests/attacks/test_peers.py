@@ -19,6 +19,7 @@ from modelswap_engine.checkpoint.build import build_manifest
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest
 from modelswap_engine.http.app import listening
 from modelswap_engine.protocol.blobs import BLOBS
+from modelswap_engine.protocol.errors import DigestMismatch
 from modelswap_engine.sources.peers.choice import Peer
 from modelswap_engine.sources.peers.client import Access
 from modelswap_engine.sources.peers.sharing import SharingSettings
@@ -230,6 +231,36 @@ async def test_of_a_manifest_only_hashes_that_give_the_digest_count(
         await resolved.obtain([entry.name for entry in built.tensors])
         assert holds(pod, built)
         assert bool(impostor.heard) is believed, "who lied is not asked again"
+
+
+@pytest.mark.parametrize("changed", ["headers", "values"])
+async def test_a_source_that_moved_under_its_pin_is_named_and_no_peer_is_a_liar_for_it(
+    places: MemoryPlaces, built: Manifest, tmp_path: Path, changed: str
+) -> None:
+    without_manifest(places)
+    true = places.folders[URI]
+    others = dict(TENSORS) if changed == "values" else {**TENSORS, "z.weight": TENSORS["a.weight"]}
+    dtype, shape, data = others["a.weight"]
+    others["a.weight"] = (dtype, shape, bytes(255 - byte for byte in data))
+    names = [entry.name for entry in built.tensors]
+    peers: list[Peer] = []
+    honest = PeerPod(tmp_path / "honest", places, [], allow=["mem://bucket"])
+    await honest.fetch(URI)
+    pod = PeerPod(tmp_path / "pod", places, peers, allow=["mem://bucket"])
+    async with honest.listening() as port:
+        peers.append(Peer("127.0.0.1", port))
+        places.upload(URI, write_checkpoint(tmp_path / "others", others))
+        if changed == "values":  # which the source alone shows, where no pod has them
+            honest.store.path(built.by_name["a.weight"].sha256).unlink()
+            honest.store.damaged([built.by_name["a.weight"].sha256])
+        with pytest.raises(DigestMismatch) as refused:
+            await (await pod.source.resolve(URI, digest=built.digest)).obtain(names)
+        assert f"{URI} does not hold {built.digest} any more" in refused.value.message
+        places.folders[URI] = true
+        places.forget()
+        await (await pod.source.resolve(URI, digest=built.digest)).obtain(names)
+        assert holds(pod, built)
+        assert honest.given, "it is asked again"
 
 
 async def test_without_a_pin_no_peer_is_asked_what_a_version_is(

@@ -57,7 +57,8 @@ class Resolved(Protocol):
         Returns how many bytes travelled for it; None where they are read at the source itself.
 
         Raises:
-            ManifestMismatch: what came, twice, does not hash to what the manifest says.
+            ManifestMismatch: what came, twice, does not hash to what the manifest says that lies there.
+            DigestMismatch: the same where none lies there: the source holds other content than the known version.
             SourceChanged: the source is not the one that was resolved any more.
             SourceUnreadable, SourceDenied, InsufficientDisk: not now.
         """

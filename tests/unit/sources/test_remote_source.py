@@ -217,6 +217,24 @@ async def test_a_pinned_version_of_which_a_part_is_here_fetches_the_rest(
     assert world.holds(built)
 
 
+async def test_a_pinned_version_that_was_written_again_is_looked_at_again(
+    world: World, places: MemoryPlaces, tmp_path: Path
+) -> None:
+    built = publish(places, write_checkpoint(tmp_path / "a", MANY), URI, manifest=False)
+    await world.source.resolve(URI, digest=built.digest)
+    lost = built.tensors[0].sha256
+    world.store.path(lost).unlink()
+    world.store.damaged([lost])
+    file = places.folders[URI]["model.safetensors"]
+    size = int.from_bytes(file[:8], "little")
+    longer = (size + 8).to_bytes(8, "little") + file[8 : 8 + size] + b" " * 8 + file[8 + size :]
+    places.folders[URI]["model.safetensors"] = longer  # the same tensors
+    with pytest.raises(SourceChanged):
+        await (await world.source.resolve(URI, digest=built.digest)).obtain(list(MANY))
+    await (await world.source.resolve(URI, digest=built.digest)).obtain(list(MANY))
+    assert world.holds(built)
+
+
 async def test_the_same_content_in_other_files_is_read_where_it_lies(
     world: World, places: MemoryPlaces, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from modelswap_engine.backends.port import TensorRange
 from modelswap_engine.checkpoint.layout import Evidence
 from modelswap_engine.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorEntry
-from modelswap_engine.protocol.errors import ManifestMismatch, SourceChanged
+from modelswap_engine.protocol.errors import DigestMismatch, ManifestMismatch, SourceChanged
 from modelswap_engine.protocol.looking import SourceLook
 from modelswap_engine.sources import side_files
 from modelswap_engine.sources.port import Brought, Mounted, Travelled
@@ -38,6 +38,7 @@ class RemoteCheckpoint:
         folders: opens the places again.
         mounted: gives versions that lie here without having been fetched.
         turn: of whoever fetches this version, ahead or for a swap, so that nothing travels twice.
+        forget: forgets where it was found, so that the place is looked at again.
     """
 
     def __init__(
@@ -55,12 +56,13 @@ class RemoteCheckpoint:
         folders: Callable[[], Folders],
         mounted: Mounted,
         turn: asyncio.Lock,
+        forget: Callable[[], None],
     ) -> None:
         self.uri, self.credentials, self.manifest, self.header_bytes = uri, credentials, manifest, header_bytes
         self.evidence = evidence
         self._places = places
         self._store, self._fetcher, self._sharing, self._folders = store, fetcher, sharing, folders
-        self._mounted, self._turn = mounted, turn
+        self._mounted, self._turn, self._forget = mounted, turn, forget
 
     async def obtain(self, names: Iterable[str], *, travelled: Travelled | None = None) -> Brought:
         """Fetch what the store does not have."""
@@ -88,13 +90,22 @@ class RemoteCheckpoint:
             packed = await packs.make(
                 missing, folder=await folders(""), store=self._store, digests=others, mounted=self._mounted()
             )
-            _, count = await self._fetcher.fetch(
-                self._still(missing),
-                open_folder=folders,
-                places=self._places,
-                travelled=lambda count: told(source=packed + count, peers=peers),
+            count = await self._fetched(
+                self._still(missing), folders, lambda count: told(source=packed + count, peers=peers)
             )
         return Brought(source=packed + count, peers=peers)
+
+    async def _fetched(self, entries: Sequence[TensorEntry], folders: Folders, travelled: Callable[[int], None]) -> int:
+        """Fetch from the source; where it has other files by now, they are looked at when it is resolved again."""
+        try:
+            _, count = await self._fetcher.fetch(entries, open_folder=folders, places=self._places, travelled=travelled)
+        except (ManifestMismatch, SourceChanged) as error:
+            await asyncio.to_thread(self._forget)
+            if isinstance(error, SourceChanged) or MANIFEST_FILE in self._places.get("", {}):
+                raise
+            # The source promised no hashes: they are those of the version, as it was once.
+            raise moved_from(self.uri, self.manifest.digest, why=error.message) from error
+        return count
 
     def _still(self, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
         """Return those that the store does not have."""
@@ -144,6 +155,15 @@ class RemoteCheckpoint:
         """Ask the places again for the revisions of their files."""
         async with self._folders() as folders:
             return await looking.look(folders, self._places, digest=self.manifest.digest)
+
+
+def moved_from(uri: str, digest: str, *, why: str) -> DigestMismatch:
+    """Say that a source holds another content than the version that is known, or asked for, by its digest."""
+    return DigestMismatch(
+        f"{uri} does not hold {digest} any more: {why}",
+        advice="put that content back at the source, or name the new one by a digest or a uri of its own",
+        details={"expected": digest},
+    )
 
 
 def look(store: ContentStore, entries: Mapping[str, TensorEntry]) -> None:

@@ -83,6 +83,10 @@ class Records:
             _replace(self._uri(found.uri), msgspec.json.encode(found))
             _prune(self._uris, keep=())
 
+    def forget(self, uri: str) -> None:
+        """Forget where the files of a version were found; what it is stays known."""
+        self._uri(uri).unlink(missing_ok=True)
+
     def keep_adapter(self, digest: str, manifest: Manifest) -> None:
         """Remember what an adapter's files are by its content digest, which is not its manifest's; see :meth:`keep`."""
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Collection
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from modelswap_engine.checkpoint import build
@@ -19,7 +20,7 @@ from modelswap_engine.protocol.errors import ManifestMismatch, ModelswapError
 from modelswap_engine.sources.allowed import Allowed
 from modelswap_engine.sources.port import Mounted
 from modelswap_engine.sources.remote.adapter import RemoteAdapter, open_adapter
-from modelswap_engine.sources.remote.checkpoint import RemoteCheckpoint, hashes_of
+from modelswap_engine.sources.remote.checkpoint import RemoteCheckpoint, hashes_of, moved_from
 from modelswap_engine.sources.remote.contents import RemoteContents, read_remote
 from modelswap_engine.sources.remote.fetch import Fetcher
 from modelswap_engine.sources.remote.folders import Folders
@@ -113,6 +114,7 @@ class RemoteSource:
             folders=partial(self._folders, uri, credentials),
             mounted=self._mounted,
             turn=self._turn(manifest.digest),
+            forget=partial(self._records.forget, uri),
         )
 
     def _turn(self, digest: str) -> asyncio.Lock:
@@ -138,8 +140,10 @@ class RemoteSource:
                 return known[1]
         if digest:
             shared = await self._sharing.manifest(digest, prove=partial(_proved, contents, digest))
-            if shared is not None:
-                return shared
+            if shared is not None and shared.manifest is None:
+                raise moved_from((await folders("")).uri, digest, why="its headers or side files are others")
+            if shared is not None and shared.manifest is not None:
+                return shared.manifest
         return await self._hashed(contents, folders)
 
     async def _hashed(self, contents: RemoteContents, folders: Folders) -> Manifest:
@@ -180,14 +184,24 @@ class RemoteSource:
         self._records.retain(digests)
 
 
-def _proved(contents: RemoteContents, digest: str, data: bytes) -> Manifest | None:
+class _Shared(NamedTuple):
+    """What follows from another pod's manifest: that of what the source holds, None where it holds something else."""
+
+    manifest: Manifest | None
+
+
+def _proved(contents: RemoteContents, digest: str, data: bytes) -> _Shared | None:
     """Return the manifest of what the source holds when another pod's, with its hashes, gives the digest.
 
-    Nothing else of what the pod says is taken: where tensors lie, and the side files, are what the source says.
+    Nothing else of what the pod says is taken: where tensors lie, and the side files, are what the source says. None
+    means that the pod lies: a manifest that gives the digest by itself is true, whatever the source holds by now.
     """
     try:
-        hashes = {entry.name: entry.sha256 for entry in manifests.decode(data).tensors}
-        manifest = build.with_hashes(contents, hashes)
-    except (ModelswapError, KeyError):
+        said = manifests.decode(data)
+    except ModelswapError:
         return None
-    return manifest if manifest.digest == digest else None
+    with contextlib.suppress(ModelswapError, KeyError):
+        manifest = build.with_hashes(contents, {entry.name: entry.sha256 for entry in said.tensors})
+        if manifest.digest == digest:
+            return _Shared(manifest)
+    return _Shared(None) if said.complete and said.digest == digest else None
