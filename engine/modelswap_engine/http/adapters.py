@@ -62,11 +62,11 @@ class AdapterPort:
 
     async def resolve(self, request: web.Request) -> web.Response:
         """Say what sources hold."""
-        return json_response(await self._desk.resolve(await read_body(request, ResolveAdaptersRequest)))
+        return json_response(await self._desk.reader.resolve(await read_body(request, ResolveAdaptersRequest)))
 
     async def look(self, request: web.Request) -> web.Response:
         """Say whether an adapter's source still holds it."""
-        return json_response(await self._desk.look(await read_body(request, LookRequest)))
+        return json_response(await self._desk.reader.look(await read_body(request, LookRequest)))
 
     async def unload(self, request: web.Request) -> web.Response:
         """Unload an adapter; 202 when requests use it longer than the call wanted to wait."""

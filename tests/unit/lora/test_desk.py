@@ -399,23 +399,23 @@ async def test_of_two_contents_at_the_same_time_one_is_the_name_and_no_other_sta
 async def test_a_source_that_is_looked_at_again_is_read_unless_its_files_are_known(world: World) -> None:
     status = await world.load("a")
     target = VersionRef(version="a", uri=status.uri, digest=status.digest)
-    seen = await world.clock.run(world.desk.look(LookRequest(target=target)))
+    seen = await world.clock.run(world.desk.reader.look(LookRequest(target=target)))
     assert (seen, world.opener.opened.hashed) == (SourceLook(revision="files of one"), True)
     known = LookRequest(target=target, known=seen.revision)
-    assert await world.clock.run(world.desk.look(known)) == seen
+    assert await world.clock.run(world.desk.reader.look(known)) == seen
     assert not world.opener.opened.hashed
     world.opener.put(status.uri, "two")
-    found = await world.clock.run(world.desk.look(known))
+    found = await world.clock.run(world.desk.reader.look(known))
     other = await world.clock.run(
-        world.desk.resolve(ResolveAdaptersRequest(sources=[AdapterSource(name="x", uri=status.uri)]))
+        world.desk.reader.resolve(ResolveAdaptersRequest(sources=[AdapterSource(name="x", uri=status.uri)]))
     )
     assert found == SourceLook(found=other.adapters[0].digest, revision="files of two")
     world.opener.put(status.uri, "one")
-    assert (await world.clock.run(world.desk.look(LookRequest(target=target)))).found == "", "it is back"
+    assert (await world.clock.run(world.desk.reader.look(LookRequest(target=target)))).found == "", "it is back"
     world.opener.configs[status.uri] = b"{}"
-    spoilt = await world.clock.run(world.desk.look(LookRequest(target=target)))
+    spoilt = await world.clock.run(world.desk.reader.look(LookRequest(target=target)))
     assert spoilt.found == "other files (adapter_config.json, adapter_model.safetensors)"
     del world.opener.contents[status.uri]
     with pytest.raises(SourceNotFound):
-        await world.clock.run(world.desk.look(LookRequest(target=target)))
+        await world.clock.run(world.desk.reader.look(LookRequest(target=target)))
     assert world.desk.status("a").digest == status.digest, "nothing was loaded for it"

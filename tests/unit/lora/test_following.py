@@ -415,7 +415,7 @@ async def test_two_hundred_adapters_are_loaded_and_the_engine_holds_just_those(w
 async def test_sources_are_looked_up_without_loading_anything(world: World) -> None:
     good = world.opener.put("file:///adapters/good", "one")
     sources = [AdapterSource(name="a", uri=good), AdapterSource(name="b", uri="file:///nothing")]
-    found = (await world.clock.run(world.desk.resolve(ResolveAdaptersRequest(sources=sources)))).adapters
+    found = (await world.clock.run(world.desk.reader.resolve(ResolveAdaptersRequest(sources=sources)))).adapters
     assert found[0].digest.startswith("sha256:")
     assert (found[0].error, found[1].error is not None and found[1].error.code) == (None, "SourceNotFound")
     assert (world.desk.contents(), world.host.calls) == ((), [])
@@ -448,10 +448,10 @@ async def test_of_several_sources_none_keeps_the_answer_back_for_long() -> None:
     world.opener.hanging[slow] = asyncio.Event()
     sources = [AdapterSource(name=uri[-4:], uri=uri) for uri in (slow, good)]
     before = world.clock.now
-    found = (await world.clock.run(world.desk.resolve(ResolveAdaptersRequest(sources=sources)))).adapters
+    found = (await world.clock.run(world.desk.reader.resolve(ResolveAdaptersRequest(sources=sources)))).adapters
     assert world.clock.now - before == 20
     assert [row.error.code if row.error else "" for row in found] == ["Unavailable", ""]
-    alone = asyncio.create_task(world.desk.resolve(ResolveAdaptersRequest(sources=sources[:1])))
+    alone = asyncio.create_task(world.desk.reader.resolve(ResolveAdaptersRequest(sources=sources[:1])))
     await world.clock.advance(100)
     world.opener.hanging[slow].set()
     assert (await alone).adapters[0].digest == found[1].digest

@@ -130,7 +130,7 @@ async def test_what_is_looked_up_for_objects_and_planned_with_a_base_is_asked_fo
 ) -> None:
     engine = Engine(tmp_path, key)
     source = AdapterSource(name="a", uri=folder.as_uri())
-    found = await engine.desk.resolve(ResolveAdaptersRequest(sources=[source]))
+    found = await engine.desk.reader.resolve(ResolveAdaptersRequest(sources=[source]))
     error = found.adapters[0].error
     assert error is not None
     assert (error.code, error.retryable, "modelswap manifest build" in error.advice) == (
