@@ -30,7 +30,7 @@ from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
 
-LONG = 1000
+LONG = 600
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,13 @@ async def test_loading_replacing_evicting_and_unloading_under_load(served: Serve
             assert (answer.failure, answer.text) == ("", "x" * 24)
         view = served.control.get("/adapters", AdapterRegistry)
         assert view.evictions >= 2
-        begun = asyncio.Event()
-        long = asyncio.create_task(say(served, "c", tokens=LONG, begun=begun))
-        await begun.wait()
-        gone = await command(served, "adapter", "unload", "c", "--drain-seconds", "0")
-        assert (gone["state"], gone["references"]) == ("Tombstone", 1)
-        assert "model_not_found" in str((await say(served, "c")).error)
+        with served.slowly():
+            begun = asyncio.Event()
+            long = asyncio.create_task(say(served, "c", tokens=LONG, begun=begun))
+            await begun.wait()
+            gone = await command(served, "adapter", "unload", "c", "--drain-seconds", "0")
+            assert (gone["state"], gone["references"]) == ("Tombstone", 1)
+            assert "model_not_found" in str((await say(served, "c")).error)
         answer = await long
         assert (answer.failure, answer.text) == ("", "x" * LONG)
         await loads["b"].served_more(3)
@@ -169,11 +170,12 @@ async def test_assigned_adapters_are_there_from_the_first_request_and_change_wit
 
 async def both_say(served: Served, name: str) -> list[str]:
     """Ask twice at a time, which reaches both replicas, and return what they say."""
-    begun = [asyncio.Event() for _ in range(2)]
-    asked = [asyncio.create_task(say(served, name, tokens=300, begun=event)) for event in begun]
-    for event in begun:
-        await event.wait()
-    assert [rank.running for rank in served.state().ranks] == [1, 1], "each replica got one"
+    with served.slowly():
+        begun = [asyncio.Event() for _ in range(2)]
+        asked = [asyncio.create_task(say(served, name, tokens=300, begun=event)) for event in begun]
+        for event in begun:
+            await event.wait()
+        assert [rank.running for rank in served.state().ranks] == [1, 1], "each replica got one"
     return sorted({letter for answer in await asyncio.gather(*asked) for letter in answer.text or answer.failure})
 
 

@@ -73,13 +73,14 @@ async def test_worker_dies_in_the_middle_of_a_swap(serve: Serve, pair: Path, poi
 @pytest.mark.full
 async def test_worker_killed_while_two_instances_overlap(serve: Serve, pair: Path) -> None:
     served = serve("--reclaim-seconds", "600")
-    begun = asyncio.Event()
-    old = asking(served.data_url, tokens=1900, begun=begun)
-    await begun.wait()
-    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1", mode=TrafficMode.OVERLAP)
-    while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.VERIFIED:
-        await asyncio.sleep(0.02)
-    os.kill(served.worker_pid(), signal.SIGKILL)
+    with served.slowly():
+        begun = asyncio.Event()
+        old = asking(served.data_url, tokens=1900, begun=begun)
+        await begun.wait()
+        await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation="op-1", mode=TrafficMode.OVERLAP)
+        while served.control.get("/swaps/op-1", SwapStatus).state is not SwapState.VERIFIED:
+            await asyncio.sleep(0.02)
+        os.kill(served.worker_pid(), signal.SIGKILL)
     # The answer on the old instance is lost and says so; the new version was live already, and is again.
     assert (await old).error["retryable"] is True
     assert (await asyncio.to_thread(served.ended, "op-1")).state is SwapState.SERVING

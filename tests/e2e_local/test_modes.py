@@ -21,7 +21,7 @@ from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
 
-LONG = 1200
+LONG = 600
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,20 @@ def process(tmp_path_factory: pytest.TempPathFactory, pair: Path) -> Iterator[Se
     served.stop()
 
 
-async def caught(served: Served, target: Path, version: str, mode: TrafficMode) -> tuple[Answer, SwapStatus]:
-    """Swap in the middle of a long answer; return that answer and how the swap ended."""
-    operation = f"{mode}-to-{version}"
-    begun = asyncio.Event()
-    answering = asking(served.data_url, tokens=LONG, begun=begun)
-    await begun.wait()
-    await asyncio.to_thread(served.begin, target, version, operation=operation, mode=mode)
+async def caught(
+    served: Served, mode: TrafficMode, target: Path, *, until: SwapState = SwapState.SERVING
+) -> tuple[Answer, SwapStatus]:
+    """Swap to 1.1 in the middle of a long answer; return that answer and how the swap ended.
+
+    The answer's end does not come before the swap is in the state ``until``.
+    """
+    operation = f"{mode}-to-1.1"
+    with served.slowly():
+        begun = asyncio.Event()
+        answering = asking(served.data_url, tokens=LONG, begun=begun)
+        await begun.wait()
+        await asyncio.to_thread(served.begin, target, "1.1", operation=operation, mode=mode)
+        await asyncio.to_thread(served.reached, operation, until)
     status = await asyncio.to_thread(served.ended, operation)
     assert status.state is SwapState.SERVING, status.error
     return await answering, status
@@ -49,12 +56,13 @@ async def caught(served: Served, target: Path, version: str, mode: TrafficMode) 
 async def test_a_drain_that_is_not_done_in_time_does_what_its_policy_says(
     served: Served, pair: Path, what: OnTimeout
 ) -> None:
-    begun = asyncio.Event()
-    answering = asking(served.data_url, tokens=LONG, begun=begun)
-    await begun.wait()
     policy = Traffic(mode=TrafficMode.DRAIN, timeout_seconds=0.3, on_timeout=what)
-    await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation=f"late-{what}", traffic=policy)
-    status = await asyncio.to_thread(served.ended, f"late-{what}")
+    with served.slowly():
+        begun = asyncio.Event()
+        answering = asking(served.data_url, tokens=LONG, begun=begun)
+        await begun.wait()
+        await asyncio.to_thread(served.begin, pair / "v2", "1.1", operation=f"late-{what}", traffic=policy)
+        status = await asyncio.to_thread(served.ended, f"late-{what}")
     answer = await answering
     if what is OnTimeout.CANCEL_SWAP:  # nobody was hurt, and nothing has changed
         assert status.error is not None
@@ -72,7 +80,7 @@ async def test_a_drain_that_is_not_done_in_time_does_what_its_policy_says(
 async def test_freeze_goes_on_in_the_middle_of_answers_and_says_where(served: Served, pair: Path) -> None:
     async with load_on(served.data_url) as load:
         await load.served_more(6)
-        answer, status = await caught(served, pair / "v2", "1.1", TrafficMode.FREEZE)
+        answer, status = await caught(served, TrafficMode.FREEZE, pair / "v2")
         await load.served_more(6)
     assert load.summary().failed == 0, load.summary().lines()
     assert all(map(honest, load.answers))
@@ -91,7 +99,7 @@ async def test_overlap_makes_nobody_wait_and_mixes_nothing(served: Served, pair:
     before = served.state()
     async with load_on(served.data_url) as load:
         await load.served_more(6)
-        answer, status = await caught(served, pair / "v2", "1.1", TrafficMode.OVERLAP)
+        answer, status = await caught(served, TrafficMode.OVERLAP, pair / "v2", until=SwapState.VERIFIED)
         await load.served_more(6)
         back = await asyncio.to_thread(served.command, "rollback", "--mode", "Overlap")
         assert back.code == 0, back.err
@@ -117,9 +125,10 @@ async def test_overlap_makes_nobody_wait_and_mixes_nothing(served: Served, pair:
     assert check.code == 0, check.out
 
 
+@pytest.mark.full  # the engine's side is in tests/contract/embedded/test_overlap.py, the timer's in tests/unit/swap
 async def test_overlap_gives_the_old_instance_up_when_its_time_is_over(serve: Serve, pair: Path) -> None:
     served = serve("--reclaim-seconds", "0.2")
-    answer, status = await caught(served, pair / "v2", "1.1", TrafficMode.OVERLAP)
+    answer, status = await caught(served, TrafficMode.OVERLAP, pair / "v2")
     assert (status.overlapped_requests, status.forced_requests) == (1, 1)
     assert (answer.error["code"], answer.error["retryable"]) == ("interrupted", True)
     assert (makers(answer), answer.finish) == ({"1.0"}, "")
@@ -130,7 +139,7 @@ async def test_overlap_gives_the_old_instance_up_when_its_time_is_over(serve: Se
 async def test_abort_ends_answers_with_an_error_that_says_try_again(served: Served, pair: Path) -> None:
     async with load_on(served.data_url) as load:
         await load.served_more(6)
-        answer, status = await caught(served, pair / "v2", "1.1", TrafficMode.ABORT)
+        answer, status = await caught(served, TrafficMode.ABORT, pair / "v2")
         since = time.monotonic()
         await load.served_more(8)
     assert status.aborted_requests >= 1

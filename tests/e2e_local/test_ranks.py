@@ -87,18 +87,19 @@ async def caught_up(served: Served, *, restarts: int) -> None:
 
 async def test_one_replica_is_killed_and_the_other_serves_on(serve: Serve, pair: Path) -> None:
     served = serve(*DIES["replicas"])
-    begun = [asyncio.Event() for _ in range(2)]
-    long = [asking(served.data_url, tokens=400, begun=event) for event in begun]
-    for event in begun:
-        await event.wait()
-    assert [rank.running for rank in served.state().ranks] == [1, 1], "each replica got one"
-    victim = served.state().ranks[1]
-    os.kill(victim.pid, signal.SIGKILL)
-    await until_gone(victim, lambda: served.state().ranks)
-    # Whoever comes now is answered at once, and the pod stays in rotation.
-    answer = await asking(served.data_url, tokens=8)
-    assert (answer.failure, makers(answer)) == ("", {"1.0"})
-    assert served.probe("/readyz") == 200
+    with served.slowly():
+        begun = [asyncio.Event() for _ in range(2)]
+        long = [asking(served.data_url, tokens=400, begun=event) for event in begun]
+        for event in begun:
+            await event.wait()
+        assert [rank.running for rank in served.state().ranks] == [1, 1], "each replica got one"
+        victim = served.state().ranks[1]
+        os.kill(victim.pid, signal.SIGKILL)
+        await until_gone(victim, lambda: served.state().ranks)
+        # Whoever comes now is answered at once, and the pod stays in rotation.
+        answer = await asking(served.data_url, tokens=8)
+        assert (answer.failure, makers(answer)) == ("", {"1.0"})
+        assert served.probe("/readyz") == 200
     answers = await asyncio.gather(*long)
     assert sorted(bool(answer.failure) for answer in answers) == [False, True], "only its own request was lost"
     await caught_up(served, restarts=1)

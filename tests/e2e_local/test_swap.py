@@ -21,7 +21,7 @@ from tests.support.serve import Served
 
 pytestmark = pytest.mark.model
 
-LONG = 1200
+LONG = 600
 
 
 def file_hashes(directory: Path) -> dict[str, str]:
@@ -76,11 +76,12 @@ async def test_drain_under_load_then_recompute_back(served: Served, pair: Path) 
 
 async def recomputed(served: Served, pair: Path) -> Answer:
     """Return an answer in whose middle a Recompute swap to 1.0 happened."""
-    begun = asyncio.Event()
-    answering = asking(served.data_url, tokens=LONG, begun=begun)
-    await begun.wait()
-    await asyncio.to_thread(served.begin, pair / "v1", "1.0", operation="back", mode=TrafficMode.RECOMPUTE)
-    status = await asyncio.to_thread(served.ended, "back")
+    with served.slowly():
+        begun = asyncio.Event()
+        answering = asking(served.data_url, tokens=LONG, begun=begun)
+        await begun.wait()
+        await asyncio.to_thread(served.begin, pair / "v1", "1.0", operation="back", mode=TrafficMode.RECOMPUTE)
+        status = await asyncio.to_thread(served.ended, "back")
     assert status.state is SwapState.SERVING, status.error
     assert status.recomputed_requests >= 1
     return await answering
@@ -174,31 +175,34 @@ async def test_bad_versions_are_refused_before_anything_is_touched(served: Serve
 
 async def test_sigterm_serves_whoever_comes_until_nobody_is_left(serve: Serve) -> None:
     served = serve()
-    first = asking(served.data_url, tokens=400)
-    while served.state().gate.in_flight == 0:
-        await asyncio.sleep(0.02)
-    served.terminate()
-    while served.probe("/readyz") == 200:
-        await asyncio.sleep(0.02)
-    assert served.probe("/livez") == 200
-    late = await asking(served.data_url, tokens=4)
-    assert (late.failure, len(late.text)) == ("", 4)
+    with served.slowly():
+        first = asking(served.data_url, tokens=400)
+        while served.state().gate.in_flight == 0:
+            await asyncio.sleep(0.02)
+        served.terminate()
+        while served.probe("/readyz") == 200:
+            await asyncio.sleep(0.02)
+        assert served.probe("/livez") == 200
+        late = await asking(served.data_url, tokens=4)
+        assert (late.failure, len(late.text)) == ("", 4)
     answer = await first
     assert (answer.failure, len(answer.text)) == ("", 400)
     assert await asyncio.to_thread(served.wait) == 0
 
 
 async def test_a_client_that_goes_away_ends_its_generation(served: Served) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{served.data_url}/v1", api_key="unused", max_retries=0) as client:
-        stream = await client.completions.create(
-            model="tiny", prompt="a", max_tokens=1900, stream=True, temperature=0, extra_body={"ignore_eos": True}
-        )
-        async for _ in stream:
-            break
-        assert served.state().gate.in_flight == 1
-        await stream.close()
-        while served.state().gate.in_flight:
-            await asyncio.sleep(0.02)
+    api = openai.AsyncOpenAI(base_url=f"{served.data_url}/v1", api_key="unused", max_retries=0)
+    with served.slowly():  # 1900 tokens would take minutes
+        async with api as client:
+            stream = await client.completions.create(
+                model="tiny", prompt="a", max_tokens=1900, stream=True, temperature=0, extra_body={"ignore_eos": True}
+            )
+            async for _ in stream:
+                break
+            assert served.state().gate.in_flight == 1
+            await stream.close()
+            while served.state().gate.in_flight:
+                await asyncio.sleep(0.02)
 
 
 async def test_the_command_line_shows_the_state(served: Served, pair: Path) -> None:

@@ -107,10 +107,11 @@ async def test_a_trainer_that_knows_sglang(trained: Served, pair: Path) -> None:
     group = {"master_address": "127.0.0.1", "master_port": str(port), "rank_offset": 1, "world_size": 2}
     with trainer(port, pair / "v2", names, "single"):
         await called(trained, "init_weights_update_group", group_name="weights", backend="gloo", **group)
-        begun = asyncio.Event()
-        answering = asking(trained.data_url, tokens=1900, begun=begun)
-        await begun.wait()
-        await called(trained, "pause_generation", mode="retract")
+        with trained.slowly():
+            begun = asyncio.Event()
+            answering = asking(trained.data_url, tokens=600, begun=begun)
+            await begun.wait()
+            await called(trained, "pause_generation", mode="retract")
         for bucket in (names[:2], names[2:]):
             await called(
                 trained,
@@ -133,10 +134,11 @@ async def test_a_trainer_that_knows_sglang(trained: Served, pair: Path) -> None:
 
 
 async def test_a_pause_that_aborts_ends_requests_at_once(trained: Served, pair: Path) -> None:
-    begun = asyncio.Event()
-    answering = asking(trained.data_url, tokens=1900, begun=begun)
-    await begun.wait()
-    await called(trained, "pause_generation", mode="abort")
+    with trained.slowly():
+        begun = asyncio.Event()
+        answering = asking(trained.data_url, tokens=600, begun=begun)
+        await begun.wait()
+        await called(trained, "pause_generation", mode="abort")
     assert (await answering).failure != ""
     assert trained.state().gate.in_flight == 0
     await called(trained, "continue_generation")

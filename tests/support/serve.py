@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from modelswap_engine.protocol.codec import encode
 from modelswap_engine.protocol.engine_state import EngineState
 from modelswap_engine.protocol.messages import Fence, SwapRequest, SwapStatus, VersionRef
 from modelswap_engine.protocol.policy import Checks, Loading, Traffic, TrafficMode, VerifyMode
+from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.protocol.version import CONTROL_PREFIX
 from tests.support.free_ports import free_port
+from tests.support.pacing import slowly, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--kv-blocks", "256", "--page-size", "16", "--max-batch-tokens", "256")
@@ -66,6 +69,7 @@ class Served:
         if not self.token_file.exists():
             self.token_file.write_text(secrets.token_urlsafe(24) + "\n")
         self.log = folder / "serve.log"
+        self._faults = folder / "faults"
         self._options = [
             *("-m", module),
             *command,
@@ -99,16 +103,21 @@ class Served:
         return self._process.pid
 
     def start(self, *, fault: str = "") -> "Served":
-        """Start the process; :meth:`wait_ready` says when it serves."""
+        """Start the process; :meth:`wait_ready` says when it serves. With a ``fault`` there is no :meth:`slowly`."""
+        broken = {"MODELSWAP_FAULT": fault} if fault else variables(self._faults)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *self._options],
-                env=environment(**({"MODELSWAP_FAULT": fault} if fault else {})),
+                env=environment(**broken),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
         return self
+
+    def slowly(self) -> AbstractContextManager[None]:
+        """Have the embedded engine answer slowly while the context lasts; see :mod:`tests.support.pacing`."""
+        return slowly(self._faults)
 
     def wait_ready(self, *, seconds: float = 240.0) -> "Served":
         """Return when `/readyz` says so; what ended the process instead is in the error."""
@@ -192,6 +201,11 @@ class Served:
             checks=checks or Checks(),
         )
         return self.control.post("/swaps", request, SwapStatus)
+
+    def reached(self, operation: str, state: SwapState) -> SwapStatus:
+        """Return an operation's status once it is in this state, or has ended without."""
+        statuses = self.control.events(operation, after=0)
+        return next(status for status in statuses if status.state is state or status.state.terminal)
 
     def ended(self, operation: str) -> SwapStatus:
         """Return how an operation ended, once it has."""

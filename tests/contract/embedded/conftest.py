@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from modelswap_engine.backends.embedded.settings import EmbeddedSettings
 from modelswap_engine.backends.port import RequestPolicy
 from tests.support.custom_loaders import BROKEN, MISSING, RENAMED
 from tests.support.orders import accepted, hashes_of, load_order, stage_order
+from tests.support.pacing import slowly, variables
 from tests.support.serve import ROOT
 
 # With adapters installed in every test: the base has to be swapped, hashed and put back as if they were not there.
@@ -49,9 +51,15 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 class Engine:
     """A started backend and the steps that every swap takes."""
 
-    def __init__(self, backend: EmbeddedBackend) -> None:
+    def __init__(self, backend: EmbeddedBackend, *, faults: Path | None = None) -> None:
         self.backend = backend
+        self._faults = faults
         self._count = 0
+
+    def slowly(self) -> AbstractContextManager[None]:
+        """Have answers come slowly while the context lasts; see :mod:`tests.support.pacing`."""
+        assert self._faults is not None
+        return slowly(self._faults)
 
     def operation(self) -> str:
         self._count += 1
@@ -92,11 +100,13 @@ class Engine:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared() -> AsyncIterator[Engine]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     """Return an engine without a version, one for all modules."""
-    backend = EmbeddedBackend(SETTINGS, environ={**os.environ, "PYTHONPATH": str(ROOT)})
+    faults = tmp_path_factory.mktemp("shared") / "faults"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables(faults)}
+    backend = EmbeddedBackend(SETTINGS, environ=environ)
     await backend.start()
-    yield Engine(backend)
+    yield Engine(backend, faults=faults)
     await backend.stop()
 
 

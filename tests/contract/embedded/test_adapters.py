@@ -105,9 +105,10 @@ async def test_an_adapter_goes_on_over_a_swap_of_its_base(
     """Preempted and computed again with the new base, still with its adapter; and after it, on the new base."""
     order = await serve(engine, adapters / "all", slot=1)
     request = msgspec.structs.replace(prompt("go on", tokens=120), adapter=order.adapter_id)
-    stream = engine.backend.generate(request)
-    items = await take(stream, 8)
-    assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.RECOMPUTE) == 1
+    with engine.slowly():
+        stream = engine.backend.generate(request)
+        items = await take(stream, 8)
+        assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.RECOMPUTE) == 1
     items += await collect(stream)
     made, old = ids(items), ids([item for item in items if item.digest == digest_of(checkpoints.v1)])
     turn = len(old)

@@ -30,9 +30,10 @@ def continued(request: Generate, tokens: list[int], *, more: int) -> Generate:
 async def test_frozen_requests_go_on_with_their_old_pages(engine: Engine, checkpoints: Checkpoints) -> None:
     v1, v2 = digest_of(checkpoints.v1), digest_of(checkpoints.v2)
     requests = [prompt(text, tokens=150, request_id=text) for text in (LONG, "short", "another one")]
-    streams = [engine.backend.generate(request) for request in requests]
-    items = [await take(stream, 8) for stream in streams]
-    assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.FREEZE) == 3
+    with engine.slowly():
+        streams = [engine.backend.generate(request) for request in requests]
+        items = [await take(stream, 8) for stream in streams]
+        assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.FREEZE) == 3
     for stream, into in zip(streams, items, strict=True):
         into.extend(await collect(stream))
     await engine.load(checkpoints.v2)
@@ -49,10 +50,11 @@ async def test_frozen_requests_go_on_with_their_old_pages(engine: Engine, checkp
 async def test_nobody_finds_the_pages_of_a_frozen_request(engine: Engine, checkpoints: Checkpoints) -> None:
     request = prompt(LONG, tokens=300)
     empty = (await engine.backend.memory()).kv_free_bytes
-    stream = engine.backend.generate(request)
-    items = await take(stream, 40)
-    assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.FREEZE) == 1
-    assert (await engine.backend.memory()).kv_cached_bytes == 0
+    with engine.slowly():
+        stream = engine.backend.generate(request)
+        items = await take(stream, 20)
+        assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.FREEZE) == 1
+        assert (await engine.backend.memory()).kv_cached_bytes == 0
     beside = await answer(engine.backend, LONG)
     items += await collect(stream)
     # Pages that it completed after the swap would be found by whoever sends its whole text.
@@ -70,11 +72,12 @@ async def test_every_page_comes_back(engine: Engine, checkpoints: Checkpoints, p
     empty = await engine.backend.memory()
     assert empty.kv_cached_bytes == 0
     # Two of them share pages while they are frozen.
-    streams = [engine.backend.generate(prompt(LONG, tokens=200, request_id=f"{n}")) for n in range(3)]
-    for stream in streams:
-        await take(stream, 8)
-    assert (await engine.backend.memory()).kv_free_bytes < empty.kv_free_bytes
-    await engine.swap(checkpoints.v1, checkpoints.v2, policy=policy)
+    with engine.slowly():
+        streams = [engine.backend.generate(prompt(LONG, tokens=200, request_id=f"{n}")) for n in range(3)]
+        for stream in streams:
+            await take(stream, 8)
+        assert (await engine.backend.memory()).kv_free_bytes < empty.kv_free_bytes
+        await engine.swap(checkpoints.v1, checkpoints.v2, policy=policy)
     for stream in streams:
         await collect(stream)
     left = await engine.backend.memory()
@@ -88,10 +91,11 @@ async def test_a_commit_taken_back_leaves_frozen_requests_as_they_were(
     engine: Engine, checkpoints: Checkpoints
 ) -> None:
     undisturbed = await answer(engine.backend, LONG, tokens=300)
-    stream = engine.backend.generate(prompt(LONG, tokens=300))
-    items = await take(stream, 30)
     operation = await engine.prepared(checkpoints.v1, checkpoints.v2)
-    accepted(await engine.backend.pause(operation, timeout=20))
+    with engine.slowly():
+        stream = engine.backend.generate(prompt(LONG, tokens=300))
+        items = await take(stream, 20)
+        accepted(await engine.backend.pause(operation, timeout=20))
     assert accepted(await engine.backend.commit(operation, RequestPolicy.FREEZE)).requests == 1
     accepted(await engine.backend.rollback(operation))
     accepted(await engine.backend.verify(operation, strict=True))
@@ -132,8 +136,10 @@ async def test_recomputed_requests_come_back_one_after_the_other(engine: Engine,
     count, tokens = 4, 90
     operation = await engine.prepared(checkpoints.v1, checkpoints.v2)
     texts = [f"{number} {'x' * 140}" for number in range(count)]
-    streams = [engine.backend.generate(prompt(text, tokens=tokens, request_id=text)) for text in texts]
-    items = [await take(stream, 1) for stream in streams]
+    with engine.slowly():
+        streams = [engine.backend.generate(prompt(text, tokens=tokens, request_id=text)) for text in texts]
+        items = [await take(stream, 1) for stream in streams]
+        assert await engine.commit(operation, RequestPolicy.RECOMPUTE) == count
     arrivals: list[int] = []
     v2 = digest_of(checkpoints.v2)
 
@@ -142,7 +148,6 @@ async def test_recomputed_requests_come_back_one_after_the_other(engine: Engine,
             items[number].append(item)
             arrivals.extend([number] * (item.digest == v2))
 
-    assert await engine.commit(operation, RequestPolicy.RECOMPUTE) == count
     await asyncio.gather(*(note(number) for number in range(count)))
     # More tokens than a batch of 128 in each prompt: the last has to wait for more than a step per request before it.
     first, last = arrivals.index(0), arrivals.index(count - 1)

@@ -82,18 +82,19 @@ async def test_stragglers_end_with_an_error_and_their_memory_comes_back(
 ) -> None:
     v1, v2 = digest_of(checkpoints.v1), digest_of(checkpoints.v2)
     alone = await engine.backend.memory()
-    streams = [
-        engine.backend.generate(msgspec.structs.replace(prompt(LONG, tokens=800, request_id=f"{n}"), version=v1))
-        for n in range(2)
-    ]
-    for stream in streams:
-        await take(stream, 3)
-    operation = await open_second(engine, checkpoints)
-    assert refused(await engine.backend.retire(operation)) == "Internal"  # it serves: nothing is committed
-    await switch(engine, operation)
-    beside = engine.backend.generate(msgspec.structs.replace(prompt(LONG, tokens=100), version=v2))
-    items = await take(beside, 3)
-    assert accepted(await engine.backend.retire(operation)).requests == 2
+    with engine.slowly():
+        streams = [
+            engine.backend.generate(msgspec.structs.replace(prompt(LONG, tokens=800, request_id=f"{n}"), version=v1))
+            for n in range(2)
+        ]
+        for stream in streams:
+            await take(stream, 3)
+        operation = await open_second(engine, checkpoints)
+        assert refused(await engine.backend.retire(operation)) == "Internal"  # it serves: nothing is committed
+        await switch(engine, operation)
+        beside = engine.backend.generate(msgspec.structs.replace(prompt(LONG, tokens=100), version=v2))
+        items = await take(beside, 3)
+        assert accepted(await engine.backend.retire(operation)).requests == 2
     for stream in streams:
         last = (await collect(stream))[-1]
         assert (last.finish, last.digest) == (FinishReason.ERROR, v1)

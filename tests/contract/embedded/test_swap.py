@@ -72,11 +72,12 @@ async def test_decoding_goes_on_while_a_version_is_staged(engine: Engine, checkp
 async def test_recomputed_requests_go_on_as_on_a_fresh_load(engine: Engine, checkpoints: Checkpoints) -> None:
     texts = [_LONG, "short", "another one"]
     requests = [prompt(text, tokens=150, request_id=text) for text in texts]
-    streams = [engine.backend.generate(request) for request in requests]
-    items: list[list[Tokens]] = [[] for _ in streams]
-    for stream, into in zip(streams, items, strict=True):
-        await _tokens(stream, 8, into)
-    assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.RECOMPUTE) == 3
+    items: list[list[Tokens]] = [[] for _ in requests]
+    with engine.slowly():
+        streams = [engine.backend.generate(request) for request in requests]
+        for stream, into in zip(streams, items, strict=True):
+            await _tokens(stream, 8, into)
+        assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.RECOMPUTE) == 3
     for stream, into in zip(streams, items, strict=True):
         into.extend(await collect(stream))
     await engine.load(checkpoints.v2)
@@ -94,10 +95,11 @@ async def test_recomputed_requests_go_on_as_on_a_fresh_load(engine: Engine, chec
 
 
 async def test_aborted_requests_end_and_say_so(engine: Engine, checkpoints: Checkpoints) -> None:
-    streams = [engine.backend.generate(prompt(_LONG, tokens=800, request_id=f"{n}")) for n in range(3)]
     items: list[Tokens] = []
-    await _tokens(streams[0], 3, items)
-    assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.ABORT) == 3
+    with engine.slowly():
+        streams = [engine.backend.generate(prompt(_LONG, tokens=800, request_id=f"{n}")) for n in range(3)]
+        await _tokens(streams[0], 3, items)
+        assert await engine.swap(checkpoints.v1, checkpoints.v2, policy=RequestPolicy.ABORT) == 3
     for stream in streams:
         last = (await collect(stream))[-1]
         assert last.finish is FinishReason.ABORT
@@ -110,10 +112,11 @@ async def test_a_commit_that_expects_no_requests_refuses_to_touch_running_ones(
 ) -> None:
     undisturbed = await answer(engine.backend, _LONG, tokens=300)
     operation = await engine.prepared(checkpoints.v1, checkpoints.v2)
-    stream = engine.backend.generate(prompt(_LONG, tokens=300))
     items: list[Tokens] = []
-    await _tokens(stream, 3, items)
-    accepted(await engine.backend.pause(operation, timeout=20))
+    with engine.slowly():
+        stream = engine.backend.generate(prompt(_LONG, tokens=300))
+        await _tokens(stream, 3, items)
+        accepted(await engine.backend.pause(operation, timeout=20))
     assert refused(await engine.backend.commit(operation, RequestPolicy.NONE_RUNNING)) == "Busy"
     accepted(await engine.backend.rollback(operation))
     accepted(await engine.backend.verify(operation, strict=True))
@@ -168,10 +171,11 @@ async def test_a_commit_needs_a_pause_and_a_proof_before_it_goes_on(engine: Engi
 
 async def test_nothing_is_produced_during_a_pause(engine: Engine) -> None:
     undisturbed = await answer(engine.backend, _LONG, tokens=300)
-    stream = engine.backend.generate(prompt(_LONG, tokens=300))
     items: list[Tokens] = []
-    await _tokens(stream, 3, items)
-    accepted(await engine.backend.pause("hold", timeout=20))
+    with engine.slowly():
+        stream = engine.backend.generate(prompt(_LONG, tokens=300))
+        await _tokens(stream, 3, items)
+        accepted(await engine.backend.pause("hold", timeout=20))
     # The memory call is answered after all that the worker had sent before it.
     await engine.backend.memory()
     rest = asyncio.ensure_future(collect(stream))
@@ -217,10 +221,11 @@ async def test_sampling_is_reproducible_by_seed_only(engine: Engine) -> None:
 async def test_a_seeded_answer_survives_recomputation(engine: Engine, checkpoints: Checkpoints) -> None:
     request = prompt(_LONG, tokens=120, sampling=Sampling(temperature=1.0, seed=5))
     undisturbed = ids(await collect(engine.backend.generate(request)))
-    stream = engine.backend.generate(request)
     items: list[Tokens] = []
-    await _tokens(stream, 10, items)
-    await engine.swap(checkpoints.v1, checkpoints.v1, policy=RequestPolicy.RECOMPUTE)
+    with engine.slowly():
+        stream = engine.backend.generate(request)
+        await _tokens(stream, 10, items)
+        assert await engine.swap(checkpoints.v1, checkpoints.v1, policy=RequestPolicy.RECOMPUTE) == 1
     assert ids(items + await collect(stream)) == undisturbed
 
 

@@ -2,11 +2,12 @@
 
 ``commit:raise``, ``stage:exit``, ``stage:delay=1.0``, ``release:flip=model.norm.weight`` (one bit of a live tensor
 changes, as it does in damaged memory); several are separated by commas. Only the worker reads it. The
-points are the control calls, plus ``midway`` (the first pointer of a commit has moved, the others have not). A fault
-acts each time its point is passed; with ``#2`` behind it only the second time (``verify:raise#1``), and with ``@1``
-behind the point only on that rank (``commit@1:kill``). ``stop`` hangs the whole process; ``lie`` has the call answer
-with a digest that is not the one of the weights. ``file:PATH`` reads all this from a file, anew each time a point is
-passed; counting begins again when its text is another.
+points are the control calls, plus ``midway`` (the first pointer of a commit has moved, the others have not) and
+``token`` (a request's new tokens are about to be handed on: with a delay, answers last). A fault acts each time its
+point is passed; with ``#2`` behind it only the second time (``verify:raise#1``), and with ``@1`` behind the point only
+on that rank (``commit@1:kill``). ``stop`` hangs the whole process; ``lie`` has the call answer with a digest that is
+not the one of the weights. ``file:PATH`` reads all this from a file, anew each time a point is passed; counting begins
+again when its text is another.
 """
 
 import os

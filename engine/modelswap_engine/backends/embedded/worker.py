@@ -28,7 +28,7 @@ from modelswap_engine.backends.embedded.rank_swaps import RankSwaps
 from modelswap_engine.backends.embedded.team import Team, TeamBrokenError, join
 from modelswap_engine.backends.embedded.transfer.calls import Transfers
 from modelswap_engine.backends.embedded.transfer.rank_transfers import RankTransfers
-from modelswap_engine.backends.port import Reply
+from modelswap_engine.backends.port import Reply, Tokens
 from modelswap_engine.protocol.errors import ErrorBody, Internal, ModelswapError
 from modelswap_engine.weights.pace import Pace
 
@@ -233,6 +233,14 @@ def _joined(seat: wire.Seat, setup: wire.Setup) -> Team:
     )
 
 
+def _emit(connection: Connection, injected: faults.Faults) -> Callable[[Tokens], None]:
+    def emit(tokens: Tokens) -> None:
+        injected.hit("token")  # its own: control calls pass their points meanwhile, in another thread
+        connection.send(wire.Produced(tokens=tokens))
+
+    return emit
+
+
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, and ignore the terminal's interrupt."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -259,13 +267,14 @@ def main() -> NoReturn:
         connection.flush(_LAST_WORDS_SECONDS)
         os._exit(EXIT_LOOP_DIED)
 
+    wanted = os.environ.get(faults.VARIABLE, "")
     boot_id = uuid.uuid4().hex
     rank = Rank(
         number=setup.rank,
         boot_id=boot_id,
         settings=settings,
-        faults=faults.Faults(os.environ.get(faults.VARIABLE, ""), rank=setup.rank),
-        emit=lambda tokens: connection.send(wire.Produced(tokens=tokens)),
+        faults=faults.Faults(wanted, rank=setup.rank),
+        emit=_emit(connection, faults.Faults(wanted, rank=setup.rank)),
         died=died,
         team=_team(setup, died=died),
     )
