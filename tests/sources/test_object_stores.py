@@ -40,7 +40,7 @@ from tests.support.servers.faults import (
     forbidden,
     throttled,
 )
-from tests.support.servers.fixtures import Proxied
+from tests.support.servers.fixtures import Proxied, patience
 from tests.support.servers.proxy import FaultProxy
 from tests.support.servers.stores import EVERYWHERE, ObjectServer, direct
 from tests.support.stores import on_the_way
@@ -58,7 +58,7 @@ _numbers = itertools.count(1)
 class World:
     """A bucket, and a pod that reads from it through a proxy."""
 
-    def __init__(self, server: ObjectServer, proxy: FaultProxy, folder: Path) -> None:
+    def __init__(self, server: ObjectServer, proxy: FaultProxy, folder: Path, *, stall: float) -> None:
         self.server, self.proxy, self.folder = server, proxy, folder
         self.bucket = server.bucket(f"models-{next(_numbers)}")
         self._direct = direct(server, self.bucket)
@@ -66,7 +66,7 @@ class World:
         self.mount()
         self.store = ContentStore(folder / "store")
         self.store.open()
-        self.opener = ObjectStores(Credentials(self.credentials), settings=ObjectSettings(stall=0.3, retries=1))
+        self.opener = ObjectStores(Credentials(self.credentials), settings=ObjectSettings(stall=stall, retries=1))
 
         async def at_once(seconds: float) -> None:
             """The test does not wait."""
@@ -107,8 +107,8 @@ class World:
 
 
 @pytest.fixture
-def world(object_server: ObjectServer, proxied: Proxied, tmp_path: Path) -> World:
-    return World(object_server, proxied(object_server.url), tmp_path)
+def world(object_server: ObjectServer, proxied: Proxied, tmp_path: Path, request: pytest.FixtureRequest) -> World:
+    return World(object_server, proxied(object_server.url), tmp_path, stall=patience(request))
 
 
 async def test_what_changed_travels_and_next_to_nothing_else(world: World) -> None:

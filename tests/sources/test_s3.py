@@ -27,7 +27,7 @@ from tests.support.servers.faults import (
     redirected,
     throttled,
 )
-from tests.support.servers.fixtures import Proxied
+from tests.support.servers.fixtures import Proxied, patience
 from tests.support.servers.proxy import FaultProxy
 from tests.support.servers.s3 import KEY, REGION, SECRET, S3Server
 from tests.support.servers.web import WebServer
@@ -43,16 +43,16 @@ _numbers = itertools.count(1)
 class Bucket:
     """One object in a bucket of its own, read through a proxy."""
 
-    def __init__(self, server: S3Server, proxy: FaultProxy) -> None:
+    def __init__(self, server: S3Server, proxy: FaultProxy, *, stall: float) -> None:
         self.proxy = proxy
         self.name = server.bucket(f"bucket-{next(_numbers)}")
         self.direct = server.store(self.name)
-        self.store: S3Store = server.store(self.name, endpoint=proxy.url)
+        self.store: S3Store = server.store(self.name, endpoint=proxy.url, stall=stall)
 
 
 @pytest.fixture
-async def bucket(s3_server: S3Server, proxied: Proxied) -> Bucket:
-    made = Bucket(s3_server, proxied(s3_server.url))
+async def bucket(s3_server: S3Server, proxied: Proxied, request: pytest.FixtureRequest) -> Bucket:
+    made = Bucket(s3_server, proxied(s3_server.url), stall=patience(request))
     await obstore.put_async(made.direct, "model.safetensors", CONTENT)
     return made
 

@@ -22,7 +22,7 @@ from tests.support.servers.faults import (
     redirected,
     throttled,
 )
-from tests.support.servers.fixtures import Proxied
+from tests.support.servers.fixtures import Proxied, patience
 from tests.support.servers.proxy import FaultProxy
 from tests.support.servers.web import BASIC, BEARER, WebServer
 
@@ -34,11 +34,11 @@ PART = CONTENT[256:512]
 
 
 @pytest.fixture
-async def session(web_server: WebServer) -> AsyncIterator[aiohttp.ClientSession]:
+async def session(web_server: WebServer, request: pytest.FixtureRequest) -> AsyncIterator[aiohttp.ClientSession]:
     (web_server.root / "model").mkdir(exist_ok=True)
     (web_server.root / "model" / "a.safetensors").write_bytes(CONTENT)
     trust = ssl.create_default_context(cafile=str(web_server.ca))
-    connector, timeout = aiohttp.TCPConnector(ssl=trust), aiohttp.ClientTimeout(sock_read=0.3)
+    connector, timeout = aiohttp.TCPConnector(ssl=trust), aiohttp.ClientTimeout(sock_read=patience(request))
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as made:
         yield made
 

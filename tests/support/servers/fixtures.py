@@ -10,6 +10,7 @@ from typing import Protocol
 import pytest
 
 from tests.support.servers.azure import AzureServer
+from tests.support.servers.faults import Stalled
 from tests.support.servers.google import GoogleServer
 from tests.support.servers.hub import Hub
 from tests.support.servers.proxy import FaultProxy
@@ -17,6 +18,15 @@ from tests.support.servers.registry import RegistryServer
 from tests.support.servers.s3 import S3Server
 from tests.support.servers.stores import ObjectServer
 from tests.support.servers.web import WebServer
+
+
+def patience(request: pytest.FixtureRequest) -> float:
+    """Return for how many seconds a client of this test waits for a byte: not long only where its fault is silence.
+
+    Else what a busy machine is slow at would be taken for a fault, asked again, and counted.
+    """
+    row = getattr(request.node, "callspec", None)
+    return 1.0 if row is not None and isinstance(row.params.get("fault"), Stalled) else 60.0
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from modelswap_engine.sources.oci.registries import Registries
 from modelswap_engine.sources.remote.port import Folder, Opener
 from modelswap_engine.sources.web.ranges import WebSettings
 from modelswap_engine.sources.web.reach import Reach
-from tests.support.servers.fixtures import Proxied
+from tests.support.servers.fixtures import Proxied, patience
 from tests.support.servers.hub import TOKEN, Hub
 from tests.support.servers.proxy import FaultProxy
 from tests.support.servers.registry import Layer, RegistryServer
@@ -48,7 +48,7 @@ class Place:
 
         # The other host that the hub sends to is allowed by its name, as an allowed prefix would.
         reach = Reach(frozenset({"localhost"}))
-        self.settings = WebSettings(reach=reach, stall=0.3, sleep=sleep, chance=lambda: 0.0)
+        self.settings = WebSettings(reach=reach, stall=60.0, sleep=sleep, chance=lambda: 0.0)
 
     def mount(self, **values: str) -> None:
         """Put keys into the Secret."""
@@ -174,6 +174,7 @@ def hub_place(hub: Hub, proxied: Proxied, tmp_path: Path) -> Iterator[HubPlace]:
 def place(request: pytest.FixtureRequest) -> Place:
     """Each of them in turn."""
     found: Place = request.getfixturevalue(request.param)
+    found.settings = replace(found.settings, stall=patience(request))
     return found
 
 

@@ -68,9 +68,8 @@ class S3Server:
             "AWS_ALLOW_HTTP": "true",
         }
 
-    def store(self, bucket: str, *, endpoint: str | None = None, retries: int = 2) -> S3Store:
-        """Return a client of a bucket; through another endpoint, which may do wrong, one that does not wait long."""
-        patience = timedelta(seconds=30) if endpoint is None else timedelta(milliseconds=500)
+    def store(self, bucket: str, *, endpoint: str | None = None, stall: float = 60.0, retries: int = 2) -> S3Store:
+        """Return a client of a bucket, maybe through another endpoint, that waits so many seconds for a byte."""
         return S3Store(
             bucket,
             endpoint=endpoint or self.url,
@@ -78,7 +77,7 @@ class S3Server:
             secret_access_key=SECRET,
             region=REGION,
             virtual_hosted_style_request=False,
-            client_options={"allow_http": True, "read_timeout": patience},
+            client_options={"allow_http": True, "read_timeout": timedelta(seconds=stall)},
             retry_config={
                 "max_retries": retries,
                 "backoff": {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=10)},
