@@ -41,4 +41,4 @@ CONTENTS = {
 async def slot(operator: OperatorProcess, rest: Rest) -> AsyncIterator[Slot]:
     found = Slot(rest, namespace=NAMESPACE, name=f"slot-{next(_numbers)}", contents=dict(CONTENTS))
     yield found
-    await found.close()
+    await found.remove()

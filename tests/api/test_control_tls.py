@@ -53,7 +53,7 @@ async def slot(secured: Secured, rest: Rest, request: pytest.FixtureRequest) -> 
     name = request.node.name.removeprefix("test_").replace("_", "-")[:40].rstrip("-")
     found = Slot(rest, namespace=NAMESPACE, name=name, contents=dict(CONTENTS))
     yield found
-    await found.close()
+    await found.remove()
 
 
 async def test_versions_and_authorities_change_over_tls(slot: Slot, secured: Secured) -> None:

@@ -395,7 +395,7 @@ async def test_probes_and_metrics(slot: Slot, operator: OperatorProcess) -> None
 
 async def test_a_standby_takes_over_under_a_higher_epoch(slot: Slot, operator: OperatorProcess) -> None:
     await prepared(slot)
-    flags = ("--leader-elect", "--lease-seconds=3", "--renew-seconds=2", "--retry-seconds=1")
+    flags = ("--leader-elect", "--lease-seconds=8", "--renew-seconds=6", "--retry-seconds=1")
     operator.stop()
     operator.start(*flags)
     operator.wait_ready()

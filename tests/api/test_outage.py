@@ -58,8 +58,7 @@ async def slot(rest: Rest) -> AsyncIterator[Slot]:
         await found.add_pod(V10)
     found.create(V10)
     yield found
-    found.delete()
-    await found.close()
+    await found.remove()
 
 
 def requests(page: str, code: str) -> int:

@@ -35,7 +35,7 @@ def operator(definitions: ApiServer, rest: Rest, tmp_path_factory: pytest.TempPa
 async def slot(operator: OperatorProcess, rest: Rest) -> AsyncIterator[Slot]:
     found = Slot(rest, namespace=NAMESPACE, name="chat", contents=dict(CONTENTS))
     yield found
-    await found.close()
+    await found.remove()
 
 
 def spans(log: str) -> list[dict[str, Any]]:

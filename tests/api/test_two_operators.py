@@ -55,6 +55,14 @@ async def test_each_leaves_alone_what_is_the_others(
     assert everywhere.get("/livez") == (200, "ok")
 
 
+async def looked_at(slot: Slot, *, times: int) -> None:
+    """Wait until each pod was asked so often again."""
+    before = [len(pod.sidecar.calls) for pod in slot.pods]
+    await eventually(
+        lambda: all(len(p.sidecar.calls) >= count + times for p, count in zip(slot.pods, before, strict=True))
+    )
+
+
 async def test_two_that_both_may_do_no_harm_and_come_to_rest(
     slot: Slot, operator: OperatorProcess, everywhere: OperatorProcess
 ) -> None:
@@ -65,13 +73,9 @@ async def test_two_that_both_may_do_no_harm_and_come_to_rest(
     slot.bump(V11)
     await slot.ready_at(V11)
     assert slot.serving() == ["1.1"] * 3
-    resting = slot.object()["metadata"]["resourceVersion"]
-
-    def at_rest() -> bool:
-        nonlocal resting
-        before, resting = resting, slot.object()["metadata"]["resourceVersion"]
-        return before == resting
-
-    await asyncio.sleep(12)  # two resyncs of both
-    await eventually(at_rest, what=slot.story)
+    written, before = [], ""
+    while (now := slot.object()["metadata"]["resourceVersion"]) != before:
+        written, before = [*written, now], now
+        assert len(written) < 10, f"they do not come to rest: {written}\n{slot.story()}"
+        await looked_at(slot, times=4)  # two resyncs of both
     assert "Traceback" not in operator.log() + everywhere.log()

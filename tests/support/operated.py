@@ -105,6 +105,14 @@ class OperatorProcess:
             assert time.monotonic() < ends, f"not ready in {seconds:.0f} s:\n{self.log()}"
             time.sleep(0.1)
 
+    def give_lease_up(self) -> None:
+        """Let the next replica lead now, whatever this one believes: as if the Lease had run out."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{self._account.namespace}/leases/{self._account.lease}"
+        rest = Rest(self._server, user=self._account.user)
+        lease = rest.call("GET", path).accepted()
+        del lease["spec"]["holderIdentity"]
+        rest.call("PUT", path, lease).accepted()
+
     def another(self) -> OperatorProcess:
         """Return a second replica, with the same lease and account."""
         home = self._home / "another"
