@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from tests.support.apiserver import api_server, own_api_server
@@ -45,8 +45,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServe
     return ByServer(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-settings.register_profile("same", deadline=None, derandomize=True, database=None)
-settings.register_profile("new", deadline=None, print_blob=True)
+# What an example takes says how busy the machine is, and nothing of what is tried.
+_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, database=None, **_UNTIMED)
+settings.register_profile("new", print_blob=True, **_UNTIMED)
 settings.load_profile("new" if os.environ.get("FULL") else "same")
 
 unsynced()

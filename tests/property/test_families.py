@@ -117,7 +117,9 @@ def variant(base: Path, folder: Path, picks: Iterable[int], seed: int) -> Path:
     return write_variant(base, folder, {names[pick % len(names)] for pick in picks}, seed=seed)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(family=st.sampled_from(_FAMILIES), dtype=st.sampled_from(_DTYPES), steps=_STEPS)
 def test_any_diffs_of_any_model_end_as_a_fresh_load(
     made: dict[tuple[str, str], Path],

@@ -140,7 +140,9 @@ def _apply(bench: _Bench, action: str, groups, seed: int) -> None:
     bench.live, bench.previous = version, bench.live
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(actions=st.lists(_ACTIONS, min_size=1, max_size=6), method=st.sampled_from(["pointer", "copy"]))
 def test_any_history_leaves_exactly_one_version_live(tmp_path_factory: pytest.TempPathFactory, actions, method) -> None:
     bench = _Bench(tmp_path_factory.mktemp("lab"), method=method)
