@@ -5,13 +5,13 @@ A test is a promise. One that a backend does not keep is in its list of exceptio
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from modelswap_engine.backends.port import RequestPolicy, Stage
+from modelswap_engine.backends.port import PromptTrial, RequestPolicy, Stage
 from modelswap_engine.protocol.policy import TrafficMode
 from tests.conformance.candidates import Candidate
 from tests.conformance.case import NOBODY, PROMPTS, SECONDS, Case, digest_of, letters
@@ -251,6 +251,51 @@ async def test_a_second_instance_is_brought_up_or_refused(case: Case) -> None:
     assert code == ("" if offered else "UnsupportedChange")
     await case.release(operation)
     assert letters(await case.answers()) == "old"
+
+
+# Prompts.
+
+
+async def test_a_version_that_fails_a_prompt_answers_nobody(case: Case) -> None:
+    operation, trials = await staged_to_try(case, allowed=0.5)
+    if not case.backend.capabilities().tries_live:
+        assert await case.failed(case.backend.try_out(operation, trials), operation) == "ChecksFailed"
+    else:
+        await committed_to_try(case, operation, trials)
+        assert await case.failed(case.backend.try_out(operation, trials), operation) == "ChecksFailed"
+        await case.undo(operation)
+    await case.release(operation)
+    assert await case.holds(case.versions.old)
+    assert letters(await case.answers()) == "old"
+
+
+async def test_a_version_that_passes_its_prompts_is_served(case: Case) -> None:
+    operation, trials = await staged_to_try(case, allowed=1e6)
+    if not case.backend.capabilities().tries_live:
+        case.agreed(await case.backend.try_out(operation, trials), operation)
+        await case.exchange(operation)
+    else:
+        await committed_to_try(case, operation, trials)
+        case.agreed(await case.backend.try_out(operation, trials), operation)
+        await case.resume(operation)
+    await case.release(operation)
+    assert await case.holds(case.versions.new)
+    assert letters(await case.answers()) == "new"
+
+
+async def staged_to_try(case: Case, *, allowed: float) -> tuple[str, list[PromptTrial]]:
+    """Stage a version that never says what the live one says; return the operation, and a prompt to compare them by."""
+    operation = case.operation()
+    case.agreed(await case.backend.stage(case.order(case.versions.new, operation)), operation)
+    return operation, [PromptTrial(prompt=tuple(b"abc"), text="abc", max_logprob_delta=allowed)]
+
+
+async def committed_to_try(case: Case, operation: str, trials: Sequence[PromptTrial]) -> None:
+    """Have the live version answer, then commit, before an engine that computes with nothing else."""
+    case.agreed(await case.backend.try_out(operation, trials), operation)
+    case.agreed(await case.backend.prepare(operation), operation)
+    await case.commit(operation)
+    assert await case.verify(operation) == digest_of(case.versions.new)
 
 
 # The pause.

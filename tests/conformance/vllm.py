@@ -162,5 +162,6 @@ def make_plain() -> Candidate:
             "memory_counts_what_is_staged_until_it_is_released": "what is staged lies on a disk",
             "every_tensor_can_be_seen_at_rest": "vLLM hides packed weights from its own checksums",
             "a_rollback_is_exact": "a commit is taken back by another start of the engine",
+            "a_version_that_fails_a_prompt_answers_nobody": "a commit is taken back by another start of the engine",
         },
     )
