@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,9 +77,14 @@ def load_on(slot: Slot) -> Load:
     return Load(slot.cluster.data_url, model=slot.name, streams=3, max_tokens=32, mixed=mixed)
 
 
-async def decided(slot: Slot, version: str, model: str) -> None:
-    generation = await asyncio.to_thread(slot.apply, version, model, digest=digest_of(slot, model))
+async def decided(slot: Slot, version: str, model: str, **spec: Any) -> None:
+    generation = await asyncio.to_thread(slot.apply, version, model, digest=digest_of(slot, model), **spec)
     await asyncio.to_thread(slot.wait_ready, generation)
+
+
+def prompt(allowed: str) -> dict[str, Any]:
+    """Return checks with a prompt; versions of different letters differ by more than 1 and less than 1000."""
+    return {"prompts": [{"prompt": "abc", "maxLogprobDelta": allowed}]}
 
 
 @either
@@ -87,7 +93,14 @@ async def test_versions_change_under_load(pods: Slot) -> None:
     async with load_on(pods) as load:
         await load.served_more(4)
         await decided(pods, "1.0", OLD)
-        await decided(pods, "1.1", NEW)
+        refused = await asyncio.to_thread(pods.apply, "1.1", NEW, digest=digest_of(pods, NEW), checks=prompt("1"))
+        await asyncio.to_thread(pods.wait_stalled, refused)
+        assert "checks.prompts, number 1" in pods.condition("Stalled")["message"]
+        for pod in pods.pods().values():
+            await asyncio.to_thread(serves, pods, pod, OLD)
+        await load.served_more(4)
+        assert {answer.version for answer in load.answers} == {"1.0"}, "it was live while nobody was let in"
+        await decided(pods, "1.1", NEW, checks=prompt("1000"))
         await load.served_more(4)
         for pod in pods.pods().values():
             await asyncio.to_thread(serves, pods, pod, NEW)

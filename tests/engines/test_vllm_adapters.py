@@ -13,6 +13,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from modelswap_engine.protocol.adapters import AdapterRegistry
+from modelswap_engine.protocol.policy import Checks, PromptCheck
+from modelswap_engine.protocol.states import SwapState
 from tests.support import engines
 from tests.support.adapter_traffic import (
     command,
@@ -180,6 +182,21 @@ async def identities(served: Served) -> set[str]:
     """Return what the sidecar knows of, those that drain too."""
     registry = await asyncio.to_thread(served.control.get, "/adapters", AdapterRegistry)
     return {status.id for status in registry.adapters}
+
+
+async def test_prompts_are_tried_beside_clients_of_an_engine_that_takes_adapters(served: Served, pair: Pair) -> None:
+    """Asked for a prompt's log-probabilities beside other requests, such an engine dies."""
+    boots = [rank.boot_id for rank in served.state().ranks]
+    async with load_on(served) as loads:
+        for allowed, ends in ((1.0, SwapState.ROLLED_BACK), (1000.0, SwapState.SERVING)):
+            await loads["tiny"].served_more(4)
+            checks = Checks(prompts=[PromptCheck(prompt="abc", max_logprob_delta=allowed)])
+            operation = f"tried-{allowed:g}"
+            await asyncio.to_thread(served.begin, pair.new, "1.1", operation=operation, checks=checks)
+            status = await asyncio.to_thread(served.ended, operation)
+            assert status.state is ends, status.error
+        await loads["tiny"].served_more(4)
+    assert [rank.boot_id for rank in served.state().ranks] == boots
 
 
 async def test_an_unloaded_adapter_answers_nobody_and_its_name_is_free(

@@ -153,9 +153,10 @@ class FakeControl:
 
         await self._call("load_full", act, seconds=seconds)
 
-    async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
+    async def continued(self, text: str, *, tokens: int, logprobs: bool, seconds: float) -> Continued:
         def answer() -> Continued:
-            return Continued(prompt=tuple(text.encode()), answer=(ANSWER,) * tokens)
+            told = (self.logprob(),) * tokens if logprobs else ()
+            return Continued(prompt=tuple(text.encode()), answer=(ANSWER,) * tokens, logprobs=told)
 
         return await self._call("continued", answer, seconds=seconds)
 

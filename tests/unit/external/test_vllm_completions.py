@@ -24,8 +24,15 @@ def answer(*, rows: list[Any] | None = None, after: list[Any] | None = None) -> 
 
 def test_each_token_but_the_first_and_the_one_that_comes_next() -> None:
     assert completions.logprobs(answer(), TOKENS) == [-1.5, -2.0, -0.25]
-    said = completions.continued(answer())
-    assert (said.prompt, said.answer) == (TOKENS, (48, 49))
+
+
+def test_an_answer_with_what_was_asked_of_its_tokens() -> None:
+    said = completions.continued(answer(after=[-0.25, -0.5]))
+    assert (said.prompt, said.answer, said.logprobs) == (TOKENS, (48, 49), (-0.25, -0.5))
+    assert not math.isfinite(completions.continued(answer(after=[-0.25, -9999.0])).logprobs[1])
+    assert completions.continued(answer(after=[])).logprobs == ()
+    with pytest.raises(BadRequest, match="log-probabilities"):
+        completions.continued(answer(after=[-0.25]))
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,15 @@ class EngineFacts(Record, frozen=True, kw_only=True):
 
 
 class Continued(Record, frozen=True, kw_only=True):
-    """A prompt and its greedy answer, in the engine's tokens."""
+    """A prompt and its greedy answer, in the engine's tokens.
+
+    ``logprobs`` are those of the answer's tokens, where they were asked for; one that is not finite, or that the engine
+    does not tell, is NaN or an infinity.
+    """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
 
 
 class Requests(Protocol):
@@ -141,11 +146,13 @@ class EngineControl(Protocol):
         When it raises WorkerLost, what is live is unknown, and may be a mixture.
         """
 
-    async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
-        """Have the engine go on with a text greedily by so many tokens, as one of its requests."""
+    async def continued(self, text: str, *, tokens: int, logprobs: bool, seconds: float) -> Continued:
+        """Have the engine go on with a text greedily by so many tokens, as one of its requests, beside all others."""
 
     async def logprobs(self, tokens: Sequence[int], *, seconds: float) -> Sequence[float]:
         """Ask for the log-probability of each of these tokens but the first, and of the one that would come next.
+
+        Only while nothing else runs: vLLM with ``--enable-lora`` dies of this question beside other requests.
 
         One that is not finite, or that the engine does not tell, is NaN or an infinity.
 

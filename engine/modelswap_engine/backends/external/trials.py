@@ -2,8 +2,8 @@
 
 They run twice, as requests of the engine's own API. First on the version that serves, beside its clients: a prompt that
 the engine cannot run, or not in time, is refused before anybody is stopped, and its answer is kept to compare with.
-Then on what was committed and proven, while nobody is let in. Who lets whom in, and what a failure leads to, is not
-known here.
+Then on what was committed and proven, while nobody is let in; only then is the engine asked how likely a given text is,
+of which vLLM with adapters dies in company. Who lets whom in, and what a failure leads to, is not known here.
 """
 
 import asyncio
@@ -73,22 +73,25 @@ class Trials:
         seconds = self._bounds.prompts
         try:
             # One token more than is looked at, so that there is room for what is asked of the new version.
-            said = await self._control.continued(trial.text, tokens=ANSWER_TOKENS + 1, seconds=seconds)
+            compares = trial.max_logprob_delta is not None
+            said = await self._control.continued(
+                trial.text, tokens=ANSWER_TOKENS + 1, logprobs=compares, seconds=seconds
+            )
         except BadRequest as error:
             raise UnsupportedChange(
                 f"checks.prompts, number {number}: the engine does not run it: {error.message}",
                 advice="use a prompt that this engine answers",
             ) from error
         tokens, begins = (*said.prompt, *said.answer[:ANSWER_TOKENS]), len(said.prompt)
-        if trial.max_logprob_delta is None:
+        if not compares:
             return _Rehearsed(tokens=tokens, begins=begins, mean=None)
-        found = await self._logprobs(tokens)
+        found = said.logprobs[:ANSWER_TOKENS]
         if not _finite(found):
             raise UnsupportedChange(
                 f"checks.prompts, number {number}: the live version's output is not finite, nothing compares with it",
                 advice="leave maxLogprobDelta out for this version",
             )
-        return _Rehearsed(tokens=tokens, begins=begins, mean=_mean(found, begins))
+        return _Rehearsed(tokens=tokens, begins=begins, mean=_mean(found))
 
     async def carry_out(self, operation_id: str, trials: Sequence[PromptTrial]) -> None:
         """Run the prompts on what is live by now, and have the engine forget that it did.
@@ -119,7 +122,8 @@ class Trials:
                 if not _finite(found):
                     return not_finite(f" for checks.prompts, number {number},")
                 if trial.max_logprob_delta is not None and before.mean is not None:
-                    change = _mean(found, before.begins) - before.mean
+                    # The first value is the second token's, the last one nobody's yet.
+                    change = _mean(found[before.begins - 1 : -1]) - before.mean
                     require_alike(change, allowed=trial.max_logprob_delta, number=number)
         except ChecksFailed as failed:
             return failed
@@ -128,16 +132,15 @@ class Trials:
     async def _logprobs(self, tokens: Sequence[int]) -> Sequence[float]:
         """Ask for log-probabilities; none where the engine has no words for them, such as vLLM for NaN."""
         try:
-            return await self._control.logprobs(tokens, seconds=self._bounds.prompts)
+            found = await self._control.logprobs(tokens, seconds=self._bounds.prompts)
         except BadRequest:
             return ()
+        return found if len(found) == len(tokens) else ()
 
 
 def _finite(logprobs: Sequence[float]) -> bool:
     return bool(logprobs) and all(math.isfinite(value) for value in logprobs)
 
 
-def _mean(logprobs: Sequence[float], begins: int) -> float:
-    """Return the mean over the answer: the first value is the second token's, the last one nobody's yet."""
-    answer = logprobs[begins - 1 : -1]
-    return sum(answer) / len(answer)
+def _mean(logprobs: Sequence[float]) -> float:
+    return sum(logprobs) / len(logprobs)

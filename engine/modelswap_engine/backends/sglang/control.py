@@ -272,10 +272,11 @@ class SglangControl:
 
     # Prompts.
 
-    async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
-        """Ask for a greedy answer."""
+    async def continued(self, text: str, *, tokens: int, logprobs: bool, seconds: float) -> Continued:
+        """Ask for a greedy answer; SGLang names tokens where it tells how likely they are, so that is always asked."""
         said = await self._client.generate(text, tokens=tokens, seconds=seconds)
-        return Continued(prompt=said.prompt_ids, answer=said.output_ids)
+        told = tuple(said.logprobs[len(said.logprobs) - len(said.output_ids) :]) if logprobs else ()
+        return Continued(prompt=said.prompt_ids, answer=said.output_ids, logprobs=told)
 
     async def logprobs(self, tokens: Sequence[int], *, seconds: float) -> Sequence[float]:
         """Ask how likely tokens are."""

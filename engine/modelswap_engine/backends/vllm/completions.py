@@ -37,13 +37,13 @@ class _Completion(msgspec.Struct):
     choices: tuple[_Choice]
 
 
-def going_on(text: str, *, tokens: int) -> dict[str, Any]:
+def going_on(text: str, *, tokens: int, logprobs: bool) -> dict[str, Any]:
     """Return the body of a request for a greedy answer; without a model's name it is the base's."""
-    return {"prompt": text, "max_tokens": tokens, **_GREEDY}
+    return {"prompt": text, "max_tokens": tokens, **_GREEDY, **({"logprobs": 0} if logprobs else {})}
 
 
 def continued(answer: Mapping[str, Any]) -> Continued:
-    """Return the tokens of a prompt and its answer.
+    """Return the tokens of a prompt and its answer, and the log-probabilities that were asked for.
 
     Raises:
         BadRequest: they are not in there.
@@ -51,7 +51,12 @@ def continued(answer: Mapping[str, Any]) -> Continued:
     choice = _choice(answer)
     if not choice.prompt_token_ids or not choice.token_ids:
         raise BadRequest("vLLM names no tokens in its answer")
-    return Continued(prompt=choice.prompt_token_ids, answer=choice.token_ids)
+    told = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+    if told and len(told) != len(choice.token_ids):
+        raise BadRequest("vLLM tells other log-probabilities than those of its answer")
+    return Continued(
+        prompt=choice.prompt_token_ids, answer=choice.token_ids, logprobs=tuple(_finite(value) for value in told)
+    )
 
 
 def scoring(tokens: Sequence[int]) -> dict[str, Any]:
@@ -71,7 +76,11 @@ def logprobs(answer: Mapping[str, Any], tokens: Sequence[int]) -> Sequence[float
     if len(rows) != len(tokens) or len(after) != 1:
         raise BadRequest("vLLM tells no log-probabilities of a prompt")
     told = [(row or {}).get(str(token), _Token()).logprob for token, row in zip(tokens, rows, strict=True)]
-    return [math.nan if value is None or value <= _INFINITE else value for value in (*told[1:], *after)]
+    return [_finite(value) for value in (*told[1:], *after)]
+
+
+def _finite(value: float | None) -> float:
+    return math.nan if value is None or value <= _INFINITE else value
 
 
 def _choice(answer: Mapping[str, Any]) -> _Choice:

@@ -260,10 +260,10 @@ class VllmControl:
             found.setdefault(int(where["rank"]), {})[where["name"]] = "" if value == _NOTHING else str(value)
         return found
 
-    async def continued(self, text: str, *, tokens: int, seconds: float) -> Continued:
+    async def continued(self, text: str, *, tokens: int, logprobs: bool, seconds: float) -> Continued:
         """Ask for a greedy answer."""
         async with bounded("a prompt of checks", seconds):
-            body = completions.going_on(text, tokens=tokens)
+            body = completions.going_on(text, tokens=tokens, logprobs=logprobs)
             return completions.continued(await self.client.ask("POST", completions.ROUTE, json=body))
 
     async def logprobs(self, tokens: Sequence[int], *, seconds: float) -> Sequence[float]:
