@@ -20,6 +20,7 @@ LANES: Final = {
     "vllm-plain": [pytest.mark.engine, pytest.mark.full],
     "sglang-plain": [pytest.mark.engine, pytest.mark.full],
 }
+EXTERNAL: Final = ("vllm", "sglang")
 STARTED_ANEW: Final = "a_killed_engine_is_lost_until_a_load_brings_it_back"
 
 
@@ -43,8 +44,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have a promise that a backend declares not to keep be one that it is seen not to keep.
 
-    Of the backends that look after an engine of their own in the same way, one is killed in each run, the others in
-    long ones.
+    An engine that is a server of its own takes long to start: in each run one is killed in ``tests/engines``, and here
+    in long ones.
     """
     for item in items:
         call = getattr(item, "callspec", None)
@@ -52,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         promise = item.originalname.removeprefix("test_")  # type: ignore[attr-defined]
         reason = candidate(call.params["offered"]).exceptions.get(promise)
-        if promise == STARTED_ANEW and call.params["offered"] == "sglang":
+        if promise == STARTED_ANEW and call.params["offered"] in EXTERNAL:
             item.add_marker(pytest.mark.full)
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=(AssertionError, ModelswapError)))

@@ -10,6 +10,16 @@ from tests.support import engines
 from tests.support.models import Pair, disjoint_pair
 from tests.support.sglang import EXACT, Sglang, with_our_half
 
+LIMIT_SECONDS = 900
+"""Of a test with all that it starts: cold, beside others, on a busy machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound what starts engines by what that may take, and not by the bound of other tests."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
+
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:

@@ -15,7 +15,7 @@ from tests.support.engine_pod import ONE_PROCESS
 from tests.support.engine_world import World, long
 from tests.support.models import Pair
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 
 OPTIONS = {"vllm": ONE_PROCESS, "sglang": ()}

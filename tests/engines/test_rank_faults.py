@@ -21,7 +21,7 @@ from tests.support.engine_world import World, long
 from tests.support.lora import on_both
 from tests.support.models import Pair
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 TWO = (
     "--tensor-parallel-size", "2", "--enable-lora", "--max-lora-rank", "8", "--max-loras", "1", "--max-cpu-loras", "2",

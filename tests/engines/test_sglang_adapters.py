@@ -29,7 +29,7 @@ from tests.support.models import Pair, greedy
 from tests.support.serve import Served
 from tests.support.sglang import EXACT, LORA, Client, Sglang, ids, with_our_half
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 HELD = 4
 ASKED = (*PROMPTS, LONG)

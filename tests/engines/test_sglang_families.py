@@ -14,7 +14,7 @@ from tests.support.models import tiny_llama, tiny_qwen2, tiny_qwen3
 from tests.support.orders import digest_of, hashes_of
 from tests.support.sglang import SMALL, Client, Sglang, with_our_half
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 Maker = Callable[[Path, int], Path]
 

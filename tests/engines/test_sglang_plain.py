@@ -14,7 +14,7 @@ from modelswap_engine.backends.external.plain.backend import PlainBackend
 from modelswap_engine.backends.external.restart import RestartWish
 from modelswap_engine.backends.external.settings import ExternalSettings
 from modelswap_engine.backends.port import RequestPolicy, Stage, StageRetained
-from modelswap_engine.backends.sglang.answers import Done
+from modelswap_engine.backends.sglang.answers import Done, Loads
 from modelswap_engine.backends.sglang.client import SglangClient
 from modelswap_engine.backends.sglang.exchange import LINK
 from modelswap_engine.backends.sglang.plain import plain_sglang
@@ -35,7 +35,7 @@ from tests.support.orders import accepted, digest_of, hashes_of, load_order, ran
 from tests.support.sglang import Asked, Client, Sglang
 from tests.support.swapping import POD, last, request
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 LONG = "A prompt that fills several pages of the cache: " + "the quick brown fox jumps over the lazy dog. " * 3
 SETTINGS = ExternalSettings(reach=600, call=30, load=60, hash=60, watch=3600)
@@ -74,6 +74,8 @@ class Bench:
     wish: RestartWish
     folder: Path
     models: Models
+    asking: asyncio.Lock
+    """Held while the backend asks for a token, as it does in the background after each swap."""
 
     async def load(self, model: Path) -> None:
         accepted(await self.backend.load(load_order(model)))
@@ -107,13 +109,24 @@ class Bench:
         return assembled(client or SglangClient(self.server.url), self.folder, self.wish, settings)
 
     @asynccontextmanager
-    async def answering(self, tokens: int = 300) -> AsyncIterator["asyncio.Task[object]"]:
-        """Have a long answer under way."""
-        task = asyncio.create_task(self.client.ask(LONG, tokens=tokens))
-        while not await self.client.running():
-            await asyncio.sleep(0.005)
-        yield task
-        await task
+    async def by(self, client: SglangClient) -> AsyncIterator["Bench"]:
+        """Have the backend of another sidecar, which speaks through a client of its own; the old version is live."""
+        backend = self.another(client=client)
+        accepted(await backend.load(load_order(self.models.old)))
+        yield dataclasses.replace(self, backend=backend)
+        await backend.stop()
+
+
+class Asking(SglangClient):
+    """Holds a lock while it asks for a token."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.asking = asyncio.Lock()
+
+    async def generates(self, *, seconds: float) -> bool:
+        async with self.asking:
+            return await super().generates(seconds=seconds)
 
 
 def assembled(
@@ -124,7 +137,7 @@ def assembled(
 
 @pytest.fixture(scope="module")
 def server(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
-    server = Sglang(tmp_path_factory.mktemp("sglang"), variables={"SGLANG_HEALTH_CHECK_TIMEOUT": "2"})
+    server = Sglang(tmp_path_factory.mktemp("sglang"), variables={"SGLANG_HEALTH_CHECK_TIMEOUT": "8"})
     try:
         server.start(models.old)
         yield server.wait_ready()
@@ -135,10 +148,18 @@ def server(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(server: Sglang, models: Models, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     folder, wish = tmp_path_factory.mktemp("shared"), RestartWish()
-    client = Client(server.url)
-    backend = assembled(SglangClient(server.url), folder, wish)
+    client, routes = Client(server.url), Asking(server.url)
+    backend = assembled(routes, folder, wish)
     await backend.start()
-    yield Bench(server=server, client=client, backend=backend, wish=wish, folder=folder, models=models)
+    yield Bench(
+        server=server,
+        client=client,
+        backend=backend,
+        wish=wish,
+        folder=folder,
+        models=models,
+        asking=routes.asking,
+    )
     await backend.stop()
     await client.close()
 
@@ -317,9 +338,7 @@ async def test_a_failed_answer_is_looked_into_weights_new_cache_old(bench: Bench
     """SGLang answers 400 although the weights have changed, and holds a cache of the old ones."""
     operation = await bench.staged(bench.models.old, bench.models.new, "frozen")
     accepted(await bench.backend.pause(operation, timeout=20, policy=RequestPolicy.NONE_RUNNING))
-    async with bench.client.streamed(LONG, tokens=300) as made:
-        await made(100)  # so that it holds a cache
-        await bench.client.post("/pause_generation", {"mode": "in_place"})
+    async with bench.client.held(LONG):  # which keeps a cache
         with pytest.raises(WorkerLost, match="flush"):
             await bench.backend.commit(operation, RequestPolicy.NONE_RUNNING)
         assert bench.wish.wanted
@@ -375,38 +394,72 @@ async def test_a_folder_that_was_written_to_is_not_loaded(bench: Bench) -> None:
 # Requests.
 
 
+class Looking(SglangClient):
+    """Says when it has looked twice whether requests are left: it found some, then."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.looks = 0
+        self.twice = asyncio.Event()
+
+    async def loads(self, *, seconds: float) -> Loads:
+        self.looks += 1
+        if self.looks == 2:
+            self.twice.set()
+        return await super().loads(seconds=seconds)
+
+
 async def test_a_drain_waits_for_requests_that_nobody_here_knows_of(bench: Bench) -> None:
-    operation = await bench.staged(bench.models.old, bench.models.new, "drain")
-    async with bench.answering(tokens=100) as answer:
-        await bench.commit(operation)
-        assert answer.done()
-    assert (await answer).versions == [digest_of(bench.models.old)]
-    assert await bench.holds(bench.models.new)
+    looking = Looking(bench.server.url)
+    async with bench.by(looking) as other:
+        operation = await other.staged(bench.models.old, bench.models.new, "drain")
+        async with bench.client.held(LONG) as answer:
+            swapping = asyncio.create_task(other.commit(operation))
+            looked = asyncio.create_task(looking.twice.wait())
+            await asyncio.wait({looked, swapping}, return_when=asyncio.FIRST_COMPLETED)
+            assert not swapping.done()
+            await bench.client.go_on()
+            asked = (await answer.whole())[-1]
+            await swapping
+        assert (asked.finish, asked.versions) == ("length", [digest_of(bench.models.old)])
+        assert await other.holds(bench.models.new)
 
 
 async def test_a_drain_whose_time_is_over_leaves_the_engine_running(bench: Bench) -> None:
     operation = await bench.staged(bench.models.old, bench.models.new, "late")
-    async with bench.answering():
+    async with bench.client.held(LONG) as answer:
         replies = await bench.backend.pause(operation, timeout=0.2, policy=RequestPolicy.NONE_RUNNING)
         assert refused(replies) == "DrainTimeout"
+        await bench.client.go_on()
         accepted(await bench.backend.resume(operation))
+        assert (await answer.whole())[-1].finish == "length"
     assert await bench.holds(bench.models.old)
 
 
+class Aborting(SglangClient):
+    """Has the engine, which a test stopped, go on once it was told to end all requests."""
+
+    async def abort_all(self, *, seconds: float) -> None:
+        await super().abort_all(seconds=seconds)
+        await self.resume(seconds=seconds)
+
+
 async def test_aborted_requests_end_and_say_so(bench: Bench) -> None:
-    operation = await bench.staged(bench.models.old, bench.models.new, "abort")
-    async with bench.answering() as answer:
-        await bench.commit(operation, RequestPolicy.ABORT)
-    assert (await answer).finish == "abort"
-    assert await bench.holds(bench.models.new)
+    async with bench.by(Aborting(bench.server.url)) as other:
+        operation = await other.staged(bench.models.old, bench.models.new, "abort")
+        async with bench.client.held(LONG) as answer:
+            await other.commit(operation, RequestPolicy.ABORT)
+            assert (await answer.whole())[-1].finish == "abort"
+        assert await other.holds(bench.models.new)
 
 
 async def test_a_label_can_change_without_ending_requests(bench: Bench) -> None:
     client = SglangClient(bench.server.url)
-    async with bench.answering(tokens=100) as answer:
-        await client.set_version("label", seconds=10)
+    async with bench.client.held(LONG) as answer:
+        await client.set_version("label", seconds=60)
+        await bench.client.go_on()
+        assert (await answer.whole())[-1].finish == "length"
     await client.close()
-    assert (await answer).finish == "length"
 
 
 async def test_modes_that_would_leave_a_stale_cache_or_mix_answers_are_refused(bench: Bench) -> None:
@@ -471,11 +524,15 @@ async def test_requests_that_come_while_the_folder_is_loaded_are_answered_by_one
 
 async def test_a_pause_that_somebody_left_and_asked_for_its_health_ends_ready(bench: Bench) -> None:
     """A health probe during a long pause makes SGLang hold itself for unhealthy until it has generated again."""
-    await bench.client.post("/pause_generation", {"mode": "retract"})
     client = SglangClient(bench.server.url)
-    assert not await client.generates(seconds=20)
+    async with bench.asking:  # who asks for a token while it is paused takes it for dead
+        await bench.client.post("/pause_generation", {"mode": "retract"})
+        assert not await client.generates(seconds=60)
+        await bench.client.post("/continue_generation", {})
+        assert not await client.ready(seconds=60)
+        await bench.client.post("/pause_generation", {"mode": "retract"})
     await bench.load(bench.models.old)
-    assert await client.ready(seconds=5)
+    assert await client.ready(seconds=60)
     await client.close()
     assert (await bench.client.ask(LONG)).tokens
 
@@ -580,6 +637,7 @@ async def _until(done: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.full  # in each run one is killed in test_sglang_pod
 async def test_a_killed_engine_is_noticed_and_a_fresh_one_answers_as_the_swapped_one_did(bench: Bench) -> None:
     """The last test of the shared server: it is another start afterwards."""
     backend = bench.another(dataclasses.replace(SETTINGS, watch=0.2))

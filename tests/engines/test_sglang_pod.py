@@ -18,7 +18,7 @@ from tests.support.engine_pod import Pod
 from tests.support.engine_ranks import Client
 from tests.support.models import Pair
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(params=["in-process", pytest.param("plain", marks=pytest.mark.full)])

@@ -1,7 +1,7 @@
 """`modelswap proxy` before the real SGLang: requests through the one door, and swaps inside the engine under load."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -12,6 +12,7 @@ from modelswap_engine.backends.sglang.control import SglangControl
 from modelswap_engine.http.proxy.dialects import SGLANG
 from modelswap_engine.protocol.policy import TrafficMode
 from modelswap_engine.protocol.states import SwapState
+from tests.support.held import held
 from tests.support.models import LOWER, Pair, tiny_llama
 from tests.support.proxied import (
     Versions,
@@ -22,9 +23,9 @@ from tests.support.proxied import (
     swap,
 )
 from tests.support.serve import Served
-from tests.support.sglang import Sglang
+from tests.support.sglang import Sglang, connected
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +78,22 @@ async def test_a_version_that_would_end_the_engine_leaves_the_old_one(sidecar: S
 
 
 @pytest.mark.usefixtures("on_one")
-async def test_requests_that_are_ended_for_a_swap_hear_why(sidecar: Served, versions: Versions) -> None:
+async def test_requests_that_are_ended_for_a_swap_hear_why(sidecar: Served, sglang: Sglang, versions: Versions) -> None:
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 450, "temperature": 0, "ignore_eos": True, "stream": True}
-    async with aiohttp.ClientSession() as session:
+
+    async def ask() -> AsyncGenerator[bytes, None]:
         async with session.post(f"{sidecar.data_url}/v1/completions", json=body) as answer:
-            await answer.content.readline()  # it is under way
+            async for line in answer.content:
+                if line.strip():
+                    yield line
+
+    async with aiohttp.ClientSession() as session, connected(sglang.url) as engine:
+        async with held(engine, ask) as answer:
             await asyncio.to_thread(
                 sidecar.begin, versions.folders["1.1"], "1.1", operation="abort", mode=TrafficMode.ABORT
             )
-            events = [line async for line in answer.content if line.strip()]
+            events = await answer.whole()
+            await engine.go_on()
         status = await asyncio.to_thread(sidecar.ended, "abort")
         assert (status.state, status.aborted_requests) == (SwapState.SERVING, 1)
         assert b'"error"' in events[-2]  # and after it the mark of the end

@@ -25,7 +25,7 @@ from tests.support.proxied import ASKED, Versions, listen, swap
 from tests.support.serve import Served
 from tests.support.sglang import EXACT, LORA, Sglang, ids, with_our_half
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engine
 
 TOKENS = 24
 

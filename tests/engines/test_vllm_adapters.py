@@ -31,6 +31,7 @@ from tests.support.adapter_traffic import (
 from tests.support.clients import makers
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Client
 from tests.support.engines import EngineServer
+from tests.support.held import StoppableVllm, beginning_and_end, held
 from tests.support.lora import on_both, random_adapter, speaking
 from tests.support.models import Pair, greedy
 from tests.support.serve import Served
@@ -204,13 +205,17 @@ async def test_an_unloaded_adapter_answers_nobody_and_its_name_is_free(
 ) -> None:
     loaded = await load(served, "a", spoken / "k")
     assert (await say(served, "a")).text == "k" * 24
-    begun = asyncio.Event()
-    long = asyncio.create_task(say(served, "a", tokens=WHOLE, begun=begun))
-    await begun.wait()
-    gone = await command(served, "adapter", "unload", "a", "--drain-seconds", "0")
-    assert (gone["state"], gone["references"]) == ("Tombstone", 1)
-    assert "does not exist" in str((await say(served, "a")).error)
-    assert (await long).text == "k" * WHOLE
+    inside = StoppableVllm(engine.server.url)
+    async with held(
+        inside, lambda: beginning_and_end(lambda begun: say(served, "a", tokens=WHOLE, begun=begun))
+    ) as long:
+        gone = await command(served, "adapter", "unload", "a", "--drain-seconds", "0")
+        assert (gone["state"], gone["references"]) == ("Tombstone", 1)
+        assert "does not exist" in str((await say(served, "a")).error)
+        await inside.go_on()
+        (_, answer) = await long.whole()
+    assert answer is not None
+    assert answer.text == "k" * WHOLE
     while states(served):
         await asyncio.sleep(0.02)
 

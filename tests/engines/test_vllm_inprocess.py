@@ -14,6 +14,7 @@ from modelswap_engine.backends.port import RequestPolicy
 from modelswap_engine.backends.vllm.control import VllmControl
 from tests.support.engine_ranks import LONG, PROMPTS, SECONDS, Client, Ranks, codes, good, reload
 from tests.support.engines import EngineServer
+from tests.support.held import StoppableVllm, held
 from tests.support.models import BAD_KINDS, LOWER, UPPER, Pair, bad_checkpoint, edit_tensor, tiny_llama
 from tests.support.orders import digest_of, hashes_of, stage_order
 
@@ -168,13 +169,17 @@ async def by_itself_then_back(ranks: Ranks, client: Client, pair: Pair) -> str:
     return wanted
 
 
-async def test_a_flush_that_did_not_happen_is_not_taken_for_one(control: VllmControl, client: Client) -> None:
-    running = client.stream("hold on to some blocks", tokens=400)
-    await anext(running)
-    assert await control.flush(seconds=SECONDS) is False
-    async for _ in running:
-        pass
-    assert await control.flush(seconds=SECONDS) is True
+async def test_a_flush_that_did_not_happen_is_not_taken_for_one(
+    control: VllmControl, client: Client, vllm: EngineServer
+) -> None:
+    engine = StoppableVllm(vllm.url)
+    async with held(engine, lambda: client.stream("hold on to some blocks", tokens=400)) as answer:
+        assert await control.flush(seconds=SECONDS) is False
+        await engine.go_on()
+        assert len("".join(await answer.whole())) == 400
+    async with asyncio.timeout(SECONDS):
+        while not await control.flush(seconds=SECONDS):  # the client hears of the end before all of it is over
+            await asyncio.sleep(0.01)
 
 
 async def test_a_pause_is_read_back_and_not_made_twice(control: VllmControl, client: Client) -> None:

@@ -12,7 +12,7 @@ from tests.support.engine_pod import ONE_PROCESS
 from tests.support.engine_world import World
 from tests.support.models import WEIGHTS, Pair, overflowing
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 PLAIN = ("--route", "plain", "--allow-unverifiable")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -44,7 +44,7 @@ class Client:
         """Ask all prompts at once, which takes the steps of one."""
         return list(await asyncio.gather(*(self.text(prompt) for prompt in (*PROMPTS, LONG))))
 
-    async def stream(self, prompt: str, *, tokens: int) -> AsyncIterator[str]:
+    async def stream(self, prompt: str, *, tokens: int) -> AsyncGenerator[str, None]:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         async with self._session.post(f"{self._url}/v1/completions", json={**body, "stream": True}) as answer:
             assert answer.status == 200

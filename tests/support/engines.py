@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.support.cache import HACK, REPOSITORY
 from tests.support.free_ports import free_port
+from tests.support.leash import Leash, end
 
 START_SECONDS = 240.0  # cold caches on a small machine; a warm start takes ten
 STOP_SECONDS = 20.0
@@ -52,17 +53,17 @@ class EngineServer:
         # Unix sockets are made in there, and their paths are bounded.
         self._scratch = Path(tempfile.mkdtemp(prefix="ms-", dir="/tmp"))
         plain = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-        guard = shutil.which("setpriv")  # takes the server along when the test run is killed
         ours = {"TMPDIR": str(self._scratch), "PYTHONPATH": str(REPOSITORY / "engine")}
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*([guard, "--pdeathsig", "KILL"] if guard else []), *command],
+                list(command),
                 env={**plain, **ours, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._leash = Leash(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -91,14 +92,14 @@ class EngineServer:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
-        """End its whole group, and remove what it left behind."""
+        """End all its processes, and remove what it left behind."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end(self._process.pid)
         self._process.wait()
+        self._leash.let_go()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from modelswap_engine.backends.external import handshake
 from modelswap_engine.backends.external.handshake import Boot, Launch
 from tests.support.cache import REPOSITORY
+from tests.support.leash import Leash
 
 BARE_PYTHON = (sys.executable, "-S")  # no site-packages: as an engine's image, which has nothing of ours
 LIMIT = 60.0
@@ -95,6 +96,7 @@ class Launcher:
         self._log = folder / "launcher.log"
         self._scratch = tempfile.mkdtemp(prefix="ms-", dir="/tmp")  # short: engines make sockets in there
         self._process: subprocess.Popen[bytes] | None = None
+        self._leash: Leash | None = None
 
     def announce(self, digest: str = "sha256:abc") -> None:
         """Be the sidecar that has written a checkpoint."""
@@ -121,8 +123,16 @@ class Launcher:
             self._process = subprocess.Popen(
                 [*python, "-m", "modelswap_engine.backends.launch", *given],
                 env={**plain, **ours, **(variables or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
             )  # fmt: skip
+        self._let_go()
+        self._leash = Leash(self._process.pid)
         return self
+
+    def _let_go(self) -> None:
+        if self._leash is not None:
+            self._leash.let_go()
+            self._leash = None
 
     @property
     def log(self) -> str:
@@ -185,4 +195,5 @@ class Launcher:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        self._let_go()
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -3,8 +3,8 @@
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from tests.support.adapters import LINEAR
 from tests.support.cache import HACK
 from tests.support.engines import EngineServer, environment
 from tests.support.free_ports import free_port
+from tests.support.held import Under, held
 
+HELD_TOKENS = 150
+PUBLISHED = 40  # tokens of an answer: by then its schedulers have told the number of requests with this one in it
 START_SECONDS = 600.0  # the first start compiles some of its code, perhaps beside other servers
 SMALL = (
     "--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
@@ -129,22 +132,34 @@ class Client:
         sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         return Asked(await self.post("/generate", {"input_ids": prompt, "sampling_params": sampling}))
 
-    @asynccontextmanager
-    async def streamed(self, text: str, *, tokens: int) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-        """Have an answer under way; yields a call that returns once it has so many tokens. Ended when left."""
+    async def stream(self, text: str, *, tokens: int) -> AsyncGenerator[Asked, None]:
+        """Yield the greedy answer to the bytes of a text, each time all of it so far."""
         prompt = [8 + byte % 200 for byte in text.encode()]
         sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         async with self._session.post(f"{self._url}/generate", json=body) as response:
+            async for line in response.content:
+                data = line.decode().removeprefix("data: ").strip()
+                if data.startswith("{"):
+                    yield Asked(json.loads(data))
 
-            async def made(count: int) -> None:
-                async for line in response.content:
-                    text = line.decode().removeprefix("data: ").strip()
-                    if text.startswith("{") and json.loads(text)["meta_info"]["completion_tokens"] >= count:
-                        return
-                raise AssertionError(f"the answer ended before it had {count} tokens")
+    def held(self, text: str, *, tokens: int = HELD_TOKENS) -> AbstractAsyncContextManager[Under[Asked]]:
+        """Have the server stand still in the middle of an answer; see :func:`tests.support.held.held`."""
+        return held(self, lambda: self.stream(text, tokens=tokens), after=PUBLISHED)
 
-            yield made
+    async def stop_inside(self) -> bool:
+        """Stop it between two steps; say whether a request is in it, which then stays there.
+
+        The pause is not acknowledged, but its schedulers do what they are told in order: an attempt to flush comes
+        after it, and fails where a request holds some of the cache.
+        """
+        assert (await self.post("/pause_generation", {"mode": "in_place"}))["status"] == "ok"
+        async with self._session.post(f"{self._url}/flush_cache") as response:
+            return response.status == 400 and await self.running() > 0
+
+    async def go_on(self) -> None:
+        """Let it make steps again; one that does, goes on doing so."""
+        assert (await self.post("/continue_generation", {}))["status"] == "ok"
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Call a route, whatever it answers."""
@@ -164,3 +179,13 @@ class Client:
     async def checksum(self) -> str:
         """Return what all live tensors hash to."""
         return str((await self.post("/weights_checker", {"action": "checksum"}))["per_engine_checksum"])
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Client]:
+    """A client, closed when it is left."""
+    client = Client(url)
+    try:
+        yield client
+    finally:
+        await client.close()

@@ -5,6 +5,7 @@ The server here is no engine; what the real one answers is in ``tests/engines``.
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from modelswap_engine.backends.port import RequestPolicy
+from modelswap_engine.backends.vllm.client import VllmClient
 from modelswap_engine.backends.vllm.control import EXTENSION, LOAD, VllmControl
 from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
@@ -302,3 +304,22 @@ async def test_nobody_listening_is_not_ready() -> None:
         await control.flush(seconds=SECONDS)
     assert not await control.alive(seconds=SECONDS)
     await control.close()
+
+
+async def test_a_call_ends_by_its_own_bound_and_by_cancelling_whatever_the_session_has(canned: Canned) -> None:
+    """A limit of the session's that is over in the moment of a cancellation would have aiohttp swallow that."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", canned.answer)
+    session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.1))
+    async with TestServer(app) as server:
+        client = VllmClient(str(server.make_url("")), session)
+        canned.hang = asyncio.Event()
+        calling = asyncio.create_task(client.send("POST", "/weight_checker"))
+        while not canned.calls:
+            await asyncio.sleep(0.001)
+        time.sleep(0.2)  # the loop stands still meanwhile, as that of a process that does not get its turn
+        asyncio.get_running_loop().call_soon(calling.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        canned.hang.set()
+        await client.close()

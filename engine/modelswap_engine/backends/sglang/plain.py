@@ -137,6 +137,7 @@ class SglangPlain:
         """Have its last request end. Nothing is stopped: while it loads, SGLang lets no request begin by itself."""
         self._paused = True
         if policy is RequestPolicy.ABORT:
+            await self._sung(seconds=seconds)
             await self._client.abort_all(seconds=seconds)
         await self.control.drained(seconds=seconds)
 
@@ -155,6 +156,11 @@ class SglangPlain:
             sings = False
         if not sings and not self._paused and boot_id == self.control.boot_id:
             self._noticed("it generates nothing after a swap", True)
+
+    async def _sung(self, *, seconds: float) -> None:
+        """Let our own question for a token end: ended with all others, SGLang would seem to generate nothing."""
+        if self._canary is not None:
+            await asyncio.wait({self._canary}, timeout=seconds)
 
     async def exchange(self, folder: Path, wanted: Held) -> bool:
         """Load the folder."""

@@ -12,6 +12,10 @@ from modelswap_engine.protocol.errors import BadRequest, NotReady, WorkerLost
 
 T = TypeVar("T")
 
+_UNBOUNDED: Final = aiohttp.ClientTimeout(total=None)
+"""The caller bounds a request. A limit of the session's would end long loads; and where it is over in the moment of a
+cancellation, aiohttp tells of the one, and swallows the other."""
+
 DEVELOPMENT: Final = "start vLLM with VLLM_SERVER_DEV_MODE=1, on a loopback address"
 
 
@@ -35,9 +39,9 @@ class VllmClient:
     async def send(self, verb: str, path: str, **options: Any) -> tuple[int, str]:
         """Make one request, and return its status and text; the caller bounds it."""
         # A connection that was kept may be closed just as it is used again; then nobody knows whether the call arrived.
-        alone = {"Connection": "close"}
+        options |= {"headers": {"Connection": "close"}, "timeout": _UNBOUNDED}
         try:
-            async with self._session.request(verb, f"{self._url}{path}", headers=alone, **options) as answer:
+            async with self._session.request(verb, f"{self._url}{path}", **options) as answer:
                 return answer.status, await answer.text()
         except aiohttp.ClientConnectorError as error:
             self.away = True
