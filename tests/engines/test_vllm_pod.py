@@ -18,7 +18,7 @@ from tests.support import engines
 from tests.support.engine_pod import ONE_PROCESS, Pod
 from tests.support.engine_ranks import Client
 from tests.support.held import StoppableVllm, held
-from tests.support.launcher import descendants
+from tests.support.launcher import LIMIT, descendants
 from tests.support.models import Pair
 
 pytestmark = pytest.mark.engine
@@ -60,7 +60,7 @@ async def test_from_the_first_start_to_the_end(pod: Pod, pair: Pair, session: ai
     engine = StoppableVllm(f"http://127.0.0.1:{pod.port}")
     async with held(engine, lambda: client.stream("hello", tokens=LONG_ANSWER)) as stream:
         hook = asyncio.ensure_future(asyncio.to_thread(pod.hook))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT):
             while await asyncio.to_thread(pod.sidecar.probe, "/readyz") == 200:
                 await asyncio.sleep(0.02)  # a probe is how a kubelet knows
         assert not hook.done()

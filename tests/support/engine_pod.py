@@ -85,7 +85,7 @@ class Pod:
     def start(self) -> Pod:
         """Start both, and wait until the pod is ready."""
         self.start_engine()
-        self.sidecar.start().wait_ready()
+        self.sidecar.start().wait_ready(seconds=engines.START_SECONDS)
         return self
 
     def kill_engine(self) -> None:

@@ -20,10 +20,10 @@ from typing import Any
 from modelswap_engine.backends.external import handshake
 from modelswap_engine.backends.external.handshake import Boot, Launch
 from tests.support.cache import REPOSITORY
-from tests.support.leash import Leash
+from tests.support.leash import Leash, end
 
 BARE_PYTHON = (sys.executable, "-S")  # no site-packages: as an engine's image, which has nothing of ours
-LIMIT = 60.0
+LIMIT = 180.0
 
 # What it does is its first argument; what it was given goes to the file that the environment names.
 ENGINE = """
@@ -193,7 +193,7 @@ class Launcher:
             try:
                 self._process.wait(20)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                end(self._process.pid)
                 self._process.wait()
         self._let_go()
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -20,7 +20,6 @@ from tests.support.held import Under, held
 
 HELD_TOKENS = 150
 PUBLISHED = 40  # tokens of an answer: by then its schedulers have told the number of requests with this one in it
-START_SECONDS = 600.0  # the first start compiles some of its code, perhaps beside other servers
 SMALL = (
     "--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
     "--grammar-backend", "none", "--context-length", "512", "--max-total-tokens", "8192",
@@ -72,7 +71,7 @@ class Sglang:
     def wait_ready(self) -> "Sglang":
         """Return when it takes requests; what ended it instead is in the error."""
         assert self._server is not None
-        self._server.wait_healthy(seconds=START_SECONDS)
+        self._server.wait_healthy()
         return self
 
     @property
