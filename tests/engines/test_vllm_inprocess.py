@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -24,10 +25,11 @@ ATTEMPTS = 5
 
 
 @pytest.fixture
-async def control(vllm: EngineServer, session: aiohttp.ClientSession) -> VllmControl:
+async def control(vllm: EngineServer, session: aiohttp.ClientSession) -> AsyncIterator[VllmControl]:
     made = VllmControl(vllm.url, session)
     await made.facts(seconds=SECONDS)
-    return made
+    yield made
+    await made.resume(seconds=SECONDS)  # a test that failed leaves no pause to those after it
 
 
 @pytest.fixture
