@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from modelswap_engine.protocol.codec import encode
-from modelswap_engine.protocol.engine_state import LoadFailure
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import SwapStatus, VersionRef
 from modelswap_engine.protocol.states import SwapState
@@ -21,12 +20,6 @@ from tests.support.rest import Rest
 pytestmark = pytest.mark.api
 
 V10, V11, V12 = ref("1.0", "a"), ref("1.1", "b"), ref("1.2", "c")
-
-
-def assigned(slot: Slot) -> str:
-    """The digest that pods start on."""
-    found = slot.assignment()
-    return found.stable.digest if found is not None and found.stable is not None else ""
 
 
 async def prepared(slot: Slot, pods: int = 2, **spec: object) -> None:
@@ -289,39 +282,19 @@ async def test_no_pods_waits_and_scaled_to_zero_is_ready(slot: Slot) -> None:
     await eventually(lambda: slot.condition("Ready") == ("True", "ScaledToZero"), what=slot.story)
 
 
-async def test_a_version_that_is_pinned_while_there_are_no_pods_is_what_they_start_on(slot: Slot) -> None:
+async def test_a_version_that_is_changed_while_there_are_no_pods_waits_for_them_at_rest(slot: Slot) -> None:
     await prepared(slot, 1)
     slot.delete_pod(slot.pods[0])
     await eventually(lambda: slot.condition("Ready") == ("True", "ScaledToZero"), what=slot.story)
     slot.bump(V11, pin=V11.digest)
-    await eventually(lambda: assigned(slot) == V11.digest, what=slot.story)
-    said = f"no pod has the label modelswap.dev/slot: {slot.name}; those that come start on 1.1"
-    await eventually(lambda: slot.message() == said, what=slot.story)
+    said = f"no pod has the label modelswap.dev/slot: {slot.name}; those that come start on 1.0 from {V10.uri} and"
+    await eventually(lambda: slot.message().startswith(said), what=slot.story)
     assert slot.object()["status"]["observedGeneration"] == slot.generation()
     assert slot.condition("Ready") == ("True", "ScaledToZero")
     assert slot.condition("Stalled") is None
-    pod = await slot.add_pod(V11)
+    pod = await slot.add_pod(V10)
     await slot.ready_at(V11)
-    assert pod.sidecar.swaps == []
-
-
-async def test_a_bad_version_of_a_slot_without_pods_shows_when_one_comes(slot: Slot) -> None:
-    await prepared(slot, 1)
-    slot.delete_pod(slot.pods[0])
-    await eventually(lambda: slot.condition("Ready") == ("True", "ScaledToZero"), what=slot.story)
-    slot.bump(V11, pin=V11.digest)
-    await eventually(lambda: assigned(slot) == V11.digest, what=slot.story)
-    error = ErrorBody(code="DigestMismatch", message="the source holds something else", advice="correct the pin")
-    pod = await slot.add_pod(None, ready=False)
-    pod.sidecar.load_failure = LoadFailure(target=V11, error=error)
-    slot.mark(annotations={"modelswap.dev/requestedAt": "now"})
-    await slot.stalled("RolledBack")
-    assert assigned(slot) == V10.digest
-    assert f"refused by pod {pod.name}: the source holds something else; correct the pin" in slot.message()
-    pod.sidecar.restart(V10)
-    slot.set_ready(pod.name, ready=True)
-    await eventually(lambda: slot.condition("Serving") == ("True", "PodsServe"), what=slot.story)
-    assert slot.condition("Stalled") == ("True", "RolledBack")
+    assert [swap.target.digest for swap in pod.sidecar.swaps] == [V11.digest]
 
 
 async def test_nothing_is_written_in_steady_state(slot: Slot, operator: OperatorProcess) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.support.cache import HACK, REPOSITORY
 from tests.support.free_ports import free_port
-from tests.support.leash import Leash, end
+from tests.support.leash import Leash, end, tree
 
 START_SECONDS = 600.0  # the first start compiles some, perhaps beside other servers; a warm one takes ten
 STOP_SECONDS = 20.0
@@ -93,11 +93,12 @@ class EngineServer:
 
     def stop(self) -> None:
         """End all its processes, and remove what it left behind."""
+        everybody = tree(self._process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
-        end(self._process.pid)
+        end(self._process.pid, known=everybody)
         self._process.wait()
         self._leash.let_go()
         shutil.rmtree(self._scratch, ignore_errors=True)

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from modelswap_engine.protocol.adapter_calls import AssignAdaptersRequest, ResolveAdaptersRequest
 from modelswap_engine.protocol.codec import decode, encode
-from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, LoadFailure, RankState
+from modelswap_engine.protocol.engine_state import AnswerCount, EngineState, RankState
 from modelswap_engine.protocol.errors import (
     Busy,
     ErrorBody,
@@ -83,7 +83,6 @@ class FakeSidecar:
     step_seconds: float = 0.005
     hold_at: SwapState | None = None
     reason: str = ""
-    load_failure: LoadFailure | None = None
     on_call: Callable[[str], None] = lambda call: None
     adapters: SimAdapters | None = None
     protocol: int = OLDEST_SUPPORTED
@@ -152,7 +151,6 @@ class FakeSidecar:
             boot_id=self.boot_id,
             seq=self.seq,
             ready=self.live is not None,
-            load_failure=self.load_failure if self.live is None else None,
             owner_uid=self.accepted.owner_uid if self.accepted else "",
             epoch=self.accepted.epoch if self.accepted else 0,
             revision=self.accepted.revision if self.accepted else 0,

@@ -128,12 +128,14 @@ async def beginning_and_end(
 ) -> AsyncGenerator[PieceT | None, None]:
     """Turn a call that sets an event at its first token into pieces: None for that, and what it returns."""
     begun = asyncio.Event()
-    task = asyncio.create_task(ask(begun))
+    task, waiting = asyncio.create_task(ask(begun)), asyncio.create_task(begun.wait())
     try:
-        await begun.wait()
-        yield None
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if begun.is_set():
+            yield None
         yield await task
     finally:
+        waiting.cancel()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task

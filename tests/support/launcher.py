@@ -5,6 +5,7 @@ The script stands for an engine only in tests of how a program is started and en
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from typing import Any
 from modelswap_engine.backends.external import handshake
 from modelswap_engine.backends.external.handshake import Boot, Launch
 from tests.support.cache import REPOSITORY
-from tests.support.leash import Leash, end
+from tests.support.leash import Leash, end, tree
 
 BARE_PYTHON = (sys.executable, "-S")  # no site-packages: as an engine's image, which has nothing of ours
 LIMIT = 180.0
@@ -189,11 +190,11 @@ class Launcher:
     def clear(self) -> None:
         """End it."""
         if self._process is not None and self._process.poll() is None:
+            everybody = tree(self._process.pid)
             self._process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                end(self._process.pid)
-                self._process.wait()
+            end(self._process.pid, known=everybody)
+            self._process.wait()
         self._let_go()
         shutil.rmtree(self._scratch, ignore_errors=True)

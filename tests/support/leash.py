@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -43,9 +44,9 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def end(pid: int) -> None:
-    """Kill a program: its group, and whatever of it has left that."""
-    everybody = tree(pid)
+def end(pid: int, *, known: Iterable[int] = ()) -> None:
+    """Kill a program: its group, and whatever of it has left that, also of what was ``known`` before it ended."""
+    everybody = [*tree(pid), *known]
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     for one in everybody:

@@ -269,14 +269,14 @@ class Blocker:
 
 def blocker(adapters: Adapters) -> Blocker | None:
     """Return an adapter that has nothing for the wanted base, where the spec says that this blocks it."""
-    a, base = adapters.a, adapters.a.target_digest
-    if not base or a.spec.adapters.on_incompatible is OnIncompatible.UNLOAD:
+    a = adapters.a
+    if a.target is None or a.spec.adapters.on_incompatible is OnIncompatible.UNLOAD:
         return None
     for wish in adapters.wishes:
         spec = wish.adapter.spec
-        if spec is None or wish.item is None or wish.item.source_for(base) is not None:
+        if spec is None or wish.item is None or wish.item.source_for(a.target.digest) is not None:
             continue
-        coming = [s for s in wish.unresolved if s.base_digest in ("", base)]
+        coming = [s for s in wish.unresolved if s.base_digest in ("", a.target.digest)]
         results = [adapters.resolution(spec, source) for source in coming]
         return Blocker(wish=wish, waiting=any(r is None or r.error is None for r in results))
     return None

@@ -7,12 +7,10 @@ from functools import cached_property
 
 from modelswap_engine.protocol.assignment import AssignmentCandidate, AssignmentTarget, WeightsPolicy
 from modelswap_engine.protocol.engine_state import EngineState
-from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.messages import SwapStatus
 from modelswap_engine.protocol.policy import Verification
 from modelswap_engine.protocol.version import VERIFIES_SINCE
 from modelswap_operator.api.modelversion import Failure, ModelVersionSpec, OnFailure
-from modelswap_operator.api.reasons import Reason
 from modelswap_operator.planning.changes import Hold
 from modelswap_operator.planning.snapshot import PlanKey, PlanResult, Pod, Snapshot
 
@@ -211,20 +209,6 @@ class Assessment:
         """Say whether a pod serves ``digest``; where weights are External, also whatever a trainer made of it."""
         return proved(pod.state, digest) or (self.external and followed(pod.state, digest))
 
-    def cannot_load(self, pod: Pod) -> ErrorBody | None:
-        """Return why a pod that starts cannot load the target; None when it can, or has not tried.
-
-        An older sidecar says that it cannot load what it is assigned, and neither what that is nor whether it may heal.
-        """
-        state = pod.state
-        if state is None or state.live is not None:
-            return None
-        failure = state.load_failure
-        if failure is None:
-            said = state.reason == Reason.LOAD_FAILED
-            return ErrorBody(code=Reason.LOAD_FAILED, message=state.message, retryable=True) if said else None
-        return failure.error if failure.target.digest == self.target_digest != "" else None
-
     @property
     def external(self) -> bool:
         """Say whether weights are a trainer's to change: then what pods serve is reported, and never put right."""
@@ -255,11 +239,9 @@ class Assessment:
         In the middle of a rollout a moment without pods proves nothing; only that none comes for a while does.
         """
         progress = self.snapshot.memory.progress
-        decided = self.target is not None and self.stable_digest == self.target.digest
-        return self.vacant and (decided or (progress is not None and progress.at_zero))
+        return self.vacant and (self.decided or (progress is not None and progress.at_zero))
 
     @property
-    def unread(self) -> AssignmentTarget | None:
-        """The wanted version as far as its content is known without a pod that has read it: resolved, or pinned."""
-        pin = self.spec.source.digest
-        return self.target or (self._target(pin, self.spec.verification.to_wire()) if pin else None)
+    def decided(self) -> bool:
+        """Say whether the wanted version is what pods start on."""
+        return self.target is not None and self.stable_digest == self.target.digest

@@ -72,7 +72,7 @@ def _versions(a: Assessment, now: datetime) -> WriteAssignment | None:
     if not a.owned:
         return _take_over(a)
     if a.target is None:
-        return _for_those_that_come(a, now) or _withdraw_outdated(a)
+        return _withdraw_outdated(a)
     if a.stable_digest != a.target.digest and a.held(now):
         return _withdraw_outdated(a)
     if a.stable_digest != a.target.digest and (why := _proof(a, now)):
@@ -84,7 +84,7 @@ def _versions(a: Assessment, now: datetime) -> WriteAssignment | None:
         return _stable(a, a.target, why=f"{a.target.version} is the stable version")
     if adapters.blocker(adapters.Adapters(a)) is not None:
         return _withdraw_outdated(a)
-    return _for_those_that_come(a, now) or _candidate(a, a.target, decided=decided)
+    return _candidate(a, a.target, decided=decided)
 
 
 def _proof(a: Assessment, now: datetime) -> str:
@@ -166,19 +166,6 @@ def _candidate(a: Assessment, target: AssignmentTarget, *, decided: bool) -> Wri
     )
 
 
-def _for_those_that_come(a: Assessment, now: datetime) -> WriteAssignment | None:
-    """In a slot without pods nobody reads a version first: pods that come start on it, where its content is known.
-
-    A canary, a freeze and an adapter without anything for it still decide first. Where nobody knows the content, the
-    first pod that comes starts on what is stable and reads it.
-    """
-    if not a.scaled_to_zero or a.unread is None or a.unread.digest == a.stable_digest:
-        return None
-    if canary.required(a) or a.held(now) or adapters.blocker(adapters.Adapters(a)) is not None:
-        return None
-    return _stable(a, a.unread, why=f"there are no pods; those that come start on {a.unread.version}")
-
-
 def _withdraw_outdated(a: Assessment) -> WriteAssignment | None:
     """Take back a candidate that the spec has moved on from: a pod that restarts must not load it any more."""
     current = a.snapshot.assignment
@@ -223,7 +210,7 @@ def _after_failure(a: Assessment) -> WriteAssignment | None:
         return None
     cause = f"{a.spec.version} failed ({a.failure.reason if a.failure is not None else ''})"
     if a.stable_digest == a.target_digest != "":
-        if a.completed_before or back is None or back.digest == a.target_digest or (a.halted and a.counted):
+        if a.halted or a.completed_before or back is None or back.digest == a.target_digest:
             return None
         return _write(a.snapshot, stable=back, why=f"{cause}: {back.version} is stable again")
     if current.candidate is None:

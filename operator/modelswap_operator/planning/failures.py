@@ -34,7 +34,6 @@ def new_failure(a: Assessment, now: datetime) -> Failure | None:
         or plan_failure(a, now)
         or _swap_failure(a, now)
         or _candidate_failure(a, now)
-        or _unread_failure(a, now)
         or _canary_failure(a, now)
         or _deadline_failure(a, now)
     )
@@ -126,20 +125,6 @@ def _candidate_failure(a: Assessment, now: datetime) -> Failure | None:
     return None
 
 
-def _unread_failure(a: Assessment, now: datetime) -> Failure | None:
-    """Return a failure when pods were started on a version that none had read before, and it is refused by one.
-
-    They are never ready, so nothing else is heard of them.
-    """
-    if a.failure is not None or not _spreading(a) or a.completed_before or a.on_target:
-        return None
-    for pod in a.present:
-        error = a.cannot_load(pod)
-        if error is not None and is_content(error):
-            return _failure(a, error, digest=a.target_digest, pod=pod.name, now=now)
-    return None
-
-
 def _canary_failure(a: Assessment, now: datetime) -> Failure | None:
     """Return a failure when the canary pods have shown that the version is not to be spread."""
     cause = canary.refusal(a, now)
@@ -157,8 +142,6 @@ def _deadline_failure(a: Assessment, now: datetime) -> Failure | None:
         return None
     if not _spreading(a) and canary.soak(a, now) is None:
         return None
-    if not a.counted and all(a.cannot_load(pod) is None for pod in a.present):
-        return None  # new pods may not have been scheduled yet: that says nothing about the version
     waiting = canary.story(a, now)
     message = (
         f"{len(a.on_target)}/{len(a.counted)} pods came to {a.spec.version}, then no progress for "

@@ -54,13 +54,15 @@ def advance(snapshot: Snapshot, now: datetime) -> Progress | None:
 
 
 def _vacancy(a: Assessment, now: datetime) -> dict[str, Any]:
-    """Return since when there is no pod, and whether that is meant; what status said is not waited for again."""
+    """Return since when there is no pod, and whether that is meant; an operator that begins believes what was said."""
     if not a.vacant:
         return {}
     before, shown = a.snapshot.memory.progress, a.snapshot.status.rollout
-    since = (before.vacant_since if before is not None else None) or now
-    told = shown is not None and shown.state == Reason.SCALED_TO_ZERO
-    return {"vacant_since": since, "at_zero": told or now >= since + timedelta(seconds=VACANT_SECONDS)}
+    if before is None:
+        since, meant = now, shown is not None and shown.state == Reason.SCALED_TO_ZERO
+    else:
+        since, meant = before.vacant_since or now, before.at_zero
+    return {"vacant_since": since, "at_zero": meant or now >= since + timedelta(seconds=VACANT_SECONDS)}
 
 
 def at_zero_from(a: Assessment) -> datetime | None:

@@ -54,7 +54,7 @@ def outcome(a: Assessment, now: datetime) -> Outcome:
         return Outcome(
             ready=True, reason=Reason.SUCCEEDED, message=message, decided=True, state=COMPLETE, ended="Succeeded"
         )
-    if a.scaled_to_zero and a.stable_digest == a.target_digest:
+    if a.scaled_to_zero and a.decided:
         return _at_zero(a)
     if a.spec.suspend:
         return _suspended(a)
@@ -88,10 +88,10 @@ def _at_zero(a: Assessment) -> Outcome:
     """Nothing serves and nothing is wrong; the label is named, for whoever expects pods to have it."""
     reason, stable = Reason.SCALED_TO_ZERO, a.snapshot.assignment.stable if a.snapshot.assignment is not None else None
     message = f"no pod has the label {SLOT_LABEL}: {a.snapshot.slot}; those that come start on "
-    if a.stable_digest == a.target_digest or stable is None:
+    if a.decided or stable is None:
         message += a.spec.version
     else:
-        message += f"{stable.version or stable.digest} and are taken to {a.spec.version} from there"
+        message += f"{stable.version or stable.digest} from {stable.uri} and are taken to {a.spec.version} from there"
     return Outcome(ready=True, reason=reason, message=message, decided=True, state=reason)
 
 
@@ -239,7 +239,7 @@ def _coming(a: Assessment) -> str:
     """Return what is known of pods while none has been ready; empty once one has."""
     if a.counted:
         return ""
-    if not a.present:
+    if not a.snapshot.pods:
         return f"no pod has the label {SLOT_LABEL}: {a.snapshot.slot}"
     failed = ((p, p.state.load_failure) for p in a.present if p.state is not None)
     found = next(((p, failure) for p, failure in failed if failure is not None), None)

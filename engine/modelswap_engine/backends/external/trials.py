@@ -86,6 +86,11 @@ class Trials:
         if not compares:
             return _Rehearsed(tokens=tokens, begins=begins, mean=None)
         found = said.logprobs[:ANSWER_TOKENS]
+        if not found:
+            raise UnsupportedChange(
+                f"checks.prompts, number {number}: the engine does not tell how likely its answer is",
+                advice="leave maxLogprobDelta out before this engine",
+            )
         if not _finite(found):
             raise UnsupportedChange(
                 f"checks.prompts, number {number}: the live version's output is not finite, nothing compares with it",

@@ -85,7 +85,8 @@ class Records:
 
     def forget(self, uri: str) -> None:
         """Forget where the files of a version were found; what it is stays known."""
-        self._uri(uri).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._uri(uri).unlink(missing_ok=True)
 
     def keep_adapter(self, digest: str, manifest: Manifest) -> None:
         """Remember what an adapter's files are by its content digest, which is not its manifest's; see :meth:`keep`."""
