@@ -172,7 +172,9 @@ def _blocked(a: Assessment) -> Outcome | None:
     candidate = a.snapshot.assignment.candidate if a.snapshot.assignment is not None else None
     here = {pod.uid for pod in a.counted}
     named = candidate is not None and candidate.digest == a.target_digest and not here.isdisjoint(candidate.pod_uids)
-    found = None if named or a.target_digest in ("", a.stable_digest) else blocker(Adapters(a))
+    if named or not a.owned or a.target_digest in ("", a.stable_digest):
+        return None  # what pods serve that are not taken over yet may be this very version
+    found = blocker(Adapters(a))
     if found is None or (found.waiting and a.scaled_to_zero):
         return None
     reason = Reason.BLOCKED_BY_ADAPTER

@@ -481,6 +481,16 @@ def test_the_source_for_the_new_base_comes_with_it() -> None:
     }
 
 
+def test_pods_that_are_taken_over_are_never_stalled_for_an_adapter_of_another_base() -> None:
+    made = AdapterWorld(pinned=True)  # they serve what the object says, and nobody has taken them over
+    made.create("a", source("1", base=V11, pin=True))
+    for _ in range(25):
+        made.run_pass()
+        made.tick()
+        assert made.condition("Stalled") is None
+    assert made.condition("Ready") == ("True", "Succeeded")
+
+
 def test_an_adapter_without_a_source_for_the_new_base_blocks_it_until_it_has_one() -> None:
     made = world()
     made.create("a", source("1", base=V10))
