@@ -94,6 +94,20 @@ def wanted_services(snapshot: Snapshot, listed: Mapping[str, frozenset[str]]) ->
         )
 
 
+def led_away(
+    wanted: WantedService, outcome: ServiceOutcome, listed: Mapping[str, frozenset[str]] | None
+) -> frozenset[str]:
+    """Return who is led to no more: a Service that could not be written leads where it did.
+
+    ``listed`` are the pods that each adapter's Service led to before, by the adapter's UID; None where nobody knows.
+    """
+    if not outcome.reason:
+        return wanted.left
+    if listed is None:
+        return frozenset() if wanted.adapter.status.service else wanted.left
+    return wanted.left - listed.get(wanted.adapter.uid, frozenset())
+
+
 def _asked(adapter: Adapter) -> bool:
     return adapter.spec is not None and adapter.spec.service is not None
 

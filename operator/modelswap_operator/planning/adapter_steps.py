@@ -158,7 +158,7 @@ def times(adapters: Adapters, now: datetime) -> Iterator[datetime]:
     a, memory = adapters.a, adapters.a.snapshot.memory
     for wish in adapters.wishes:
         away = memory.led_away.get(wish.item.name, {}) if wish.item is not None else {}
-        yield from (away.get(uid) or now + timedelta(seconds=POLL_SECONDS) for uid in wish.leaving)
+        yield from (away.get(uid) or now + timedelta(seconds=TROUBLED_SECONDS) for uid in wish.leaving)
     yield from (r.retry_at for r in memory.resolved.values() if r.retry_at is not None and r.retry_at > now)
     yield from (f.retry_at for f in memory.untold.values() if f.retry_at > now)
     for pod in a.present:

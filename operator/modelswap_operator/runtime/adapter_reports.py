@@ -5,6 +5,7 @@ All of them come from one look at the slot, so that hundreds of adapters cost th
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -14,7 +15,7 @@ from modelswap_operator.effects.adapter_services import AdapterServices, refused
 from modelswap_operator.effects.kube import ApiConflict, ApiError, ApiNotFound, ApiUnavailable
 from modelswap_operator.effects.observe import Look
 from modelswap_operator.effects.status import apply_status
-from modelswap_operator.planning.adapter_services import ServiceOutcome, concerned, wanted_services
+from modelswap_operator.planning.adapter_services import ServiceOutcome, concerned, led_away, wanted_services
 from modelswap_operator.planning.snapshot import Adapter, Snapshot
 from modelswap_operator.runtime.adapter_memory import AdapterMemory
 from modelswap_operator.runtime.tools import Tools
@@ -41,7 +42,7 @@ class AdapterReports:
         Raises:
             ApiError: the API server did not take one of them; the others are written.
         """
-        services = await self._serve(look.snapshot, now) if concerned(look.snapshot) else {}
+        services = await self._serve(look.snapshot) if concerned(look.snapshot) else {}
         found = list(adapter_statuses(look.snapshot, now, services))
         new = [(adapter, status) for adapter, status in found if status != adapter.status]
         answers = await asyncio.gather(*(self._write(look, *item) for item in new), return_exceptions=True)
@@ -50,11 +51,12 @@ class AdapterReports:
                 raise answer
         return Counter((LORAADAPTER_KIND, standing(status.conditions)) for _, status in found)
 
-    async def _serve(self, snapshot: Snapshot, now: datetime) -> dict[str, ServiceOutcome]:
+    async def _serve(self, snapshot: Snapshot) -> dict[str, ServiceOutcome]:
         """Bring the Services to what the adapters ask for, one after the other: two may want the same name.
 
-        Whom they lead to no more is remembered once that is written. Where it cannot be, nothing of ours leads on.
+        Whom they lead to no more is remembered once that is written, from when it was.
         """
+        listed: Mapping[str, frozenset[str]] | None = None
         try:
             there = await self._services.read()
         except ApiUnavailable:
@@ -63,9 +65,15 @@ class AdapterReports:
             wishes = list(wanted_services(snapshot, {}))
             found = {wanted.adapter.name: refused(wanted.adapter, error) for wanted in wishes}
         else:
-            wishes = list(wanted_services(snapshot, there.listed))
+            listed = there.listed
+            wishes = list(wanted_services(snapshot, listed))
             found = {wanted.adapter.name: await self._services.bring(there, wanted) for wanted in wishes}
-        self._memory.led({w.adapter.spec.adapter_name: w.left for w in wishes if w.adapter.spec is not None}, now)
+        away = {
+            wanted.adapter.spec.adapter_name: led_away(wanted, found[wanted.adapter.name], listed)
+            for wanted in wishes
+            if wanted.adapter.spec is not None
+        }
+        self._memory.led(away, self._tools.now())
         return found
 
     async def _write(self, look: Look, adapter: Adapter, status: LoRAAdapterStatus) -> None:

@@ -17,6 +17,7 @@ from modelswap_operator.planning.adapter_services import (
     ServiceOutcome,
     WantedService,
     concerned,
+    led_away,
     wanted_services,
 )
 from modelswap_operator.planning.snapshot import Snapshot
@@ -244,3 +245,34 @@ def test_without_a_service_nothing_is_waited_for() -> None:
     made.settle()
     assert serves(made) == {"pod-1"}
     assert made.now - before < LED_AWAY
+
+
+@pytest.mark.parametrize(
+    ("outcome", "listed", "service", "away"),
+    [
+        (ServiceOutcome(name="a"), {"a": {"uid-1", "uid-2"}}, "a", {"uid-2", "uid-3"}),
+        (ServiceOutcome(reason="ServiceRefused"), {"a": {"uid-1", "uid-2"}}, "a", {"uid-3"}),
+        (ServiceOutcome(reason="ServiceTaken"), {}, "a", {"uid-2", "uid-3"}),
+        (ServiceOutcome(reason="ServiceRefused"), None, "a", set()),
+        (ServiceOutcome(reason="ServiceRefused"), None, "", {"uid-2", "uid-3"}),
+    ],
+)
+def test_a_service_that_could_not_be_written_still_leads_where_it_did(
+    outcome: ServiceOutcome, listed: dict[str, set[str]] | None, service: str, away: set[str]
+) -> None:
+    (adapter,) = world().snapshot().adapters
+    adapter = replace(adapter, uid="a", status=msgspec.structs.replace(adapter.status, service=service))
+    wanted = WantedService(adapter=adapter, name="a", left=frozenset({"uid-2", "uid-3"}))
+    known = None if listed is None else {uid: frozenset(pods) for uid, pods in listed.items()}
+    assert led_away(wanted, outcome, known) == away
+
+
+def test_one_that_cannot_leave_is_not_looked_at_all_the_time() -> None:
+    made = world(pods=2)
+    made.pods[0].ready = False
+    made.change("a", placement=Placement(pods=1))
+    made.rest()
+    action = made.run_pass()
+    assert isinstance(action, Wait)
+    assert action.until is not None
+    assert action.until - made.now >= timedelta(seconds=5)
