@@ -216,7 +216,9 @@ class Watched:
     Attributes:
         due: when a pod is to look at it next.
         asked: one is looking.
+        again: somebody has asked for a look since then: what the one that looks will say may be older.
         looks: how many times one was asked to.
+        failures: how many of them in a row could not tell.
         found: what it held at the last look that was answered: "" for what was resolved; None before the first.
         revision: which files gave rise to ``found``, while that is a suspicion only.
         cleared: files that another pod had resolved since: they hold the same, whatever others say of them.
@@ -227,7 +229,9 @@ class Watched:
     digest: str
     due: datetime
     asked: bool = False
+    again: bool = False
     looks: int = 0
+    failures: int = 0
     found: str | None = None
     revision: str = ""
     cleared: tuple[str, ...] = ()

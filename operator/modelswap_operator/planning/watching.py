@@ -18,6 +18,7 @@ from modelswap_engine.protocol.version import LOOKS_SINCE
 from modelswap_operator.planning.actions import LookAtSource
 from modelswap_operator.planning.adapters import Adapters, is_of, serving
 from modelswap_operator.planning.assess import Assessment
+from modelswap_operator.planning.backoff import delay
 from modelswap_operator.planning.snapshot import Pod, Snapshot, Watched
 
 EVERY: Final = timedelta(minutes=10)
@@ -36,7 +37,7 @@ def watched(snapshot: Snapshot, now: datetime) -> Watched | None:
     known = _same(snapshot.memory.watched, target.uri, target.digest) or _begun(
         snapshot, target.uri, target.digest, now
     )
-    return replace(known, due=min(known.due, now)) if snapshot.asked_again else known
+    return _at_once(known, now) if snapshot.asked_again else known
 
 
 def watched_adapters(snapshot: Snapshot, now: datetime) -> dict[str, Watched]:
@@ -46,7 +47,7 @@ def watched_adapters(snapshot: Snapshot, now: datetime) -> dict[str, Watched]:
     for source in _assigned(snapshot):
         known = _same(before.get(source.name), source.uri, source.digest)
         known = known or _begun(snapshot, source.uri, source.digest, now)
-        found[source.name] = replace(known, due=min(known.due, now)) if source.name in again else known
+        found[source.name] = _at_once(known, now) if source.name in again else known
     return found
 
 
@@ -62,6 +63,10 @@ def _assigned(snapshot: Snapshot) -> Iterator[AdapterSource]:
 
 def _same(known: Watched | None, uri: str, digest: str) -> Watched | None:
     return known if known is not None and (known.uri, known.digest) == (uri, digest) else None
+
+
+def _at_once(known: Watched, now: datetime) -> Watched:
+    return replace(known, due=min(known.due, now), again=known.asked)
 
 
 def _begun(snapshot: Snapshot, uri: str, digest: str, now: datetime) -> Watched:
@@ -112,8 +117,12 @@ def answered(
     """Return what is known once it has answered; one that could not tell changes nothing but when the next one is."""
     if _same(known, target.uri, target.digest) is None:
         return known
-    known = told(known, answer) if isinstance(answer, SourceLook) else known
-    return replace(known, asked=False, due=now + EVERY * (0.8 + 0.4 * random))
+    if isinstance(answer, SourceLook):
+        known, wait = replace(told(known, answer), failures=0), EVERY * (0.8 + 0.4 * random)
+    else:
+        known = replace(known, failures=known.failures + 1)
+        wait = delay(known.failures, random, longest=EVERY.total_seconds())
+    return replace(known, asked=False, again=False, due=now if known.again else now + wait)
 
 
 def told(known: Watched, answer: SourceLook) -> Watched:

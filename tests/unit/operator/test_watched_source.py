@@ -1,21 +1,24 @@
 """A source that comes to hold another content under its name, while every pod serves what was resolved."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from modelswap_engine.protocol.errors import ErrorBody
 from modelswap_engine.protocol.looking import SourceLook
+from modelswap_engine.protocol.messages import VersionRef
 from modelswap_operator.planning import watching
 from modelswap_operator.planning.actions import LookAtSource, SendAdapters, StartSwaps, Wait
-from modelswap_operator.planning.snapshot import Watched
+from modelswap_operator.planning.snapshot import Memory, Watched
 from modelswap_operator.planning.watching import EVERY
 from modelswap_operator.status.events import of_status
 from tests.support import sim_pod
 from tests.support.sim_pod import GOOD, Release, digest
-from tests.support.slot_world import World
+from tests.support.slot_world import START, World
 
 URI = GOOD["1.0"].uri
+REF = VersionRef(version="1.0", uri=URI, digest=digest("a"))
 AWAY = ErrorBody(code="SourceUnreadable", message="503", retryable=True)
 
 
@@ -201,3 +204,25 @@ def test_what_names_its_content_itself_is_not_asked(uri: str, asked: int, monkey
     assert bool(pass_time(world)) == bool(asked)
     assert not world.actions(SendAdapters)
     assert isinstance(world.run_pass(), Wait)
+
+
+def test_a_look_that_could_not_tell_is_repeated_soon_and_less_and_less_often() -> None:
+    known = Watched(uri=URI, digest=digest("a"), due=START)
+    waits = []
+    for _ in range(15):
+        known = watching.answered(watching.asked(known), REF, AWAY, now=START, random=0.99)
+        waits.append(known.due - START)
+    assert waits[0] <= timedelta(seconds=1)
+    assert waits == sorted(waits)
+    assert EVERY / 2 < waits[-1] <= EVERY
+    known = watching.answered(watching.asked(known), REF, SourceLook(), now=START, random=0.5)
+    assert (known.due, known.failures) == (START + EVERY, 0)
+
+
+def test_who_asks_while_a_pod_looks_gets_a_look_that_began_afterwards() -> None:
+    world = at_rest()
+    looking = watching.asked(Watched(uri=URI, digest=digest("a"), due=START))
+    asked = replace(world.snapshot(), requested_at="now", memory=Memory(watched=looking))
+    known = watching.watched(asked, START)
+    assert known is not None
+    assert watching.answered(known, REF, SourceLook(), now=START, random=0.5).due == START
