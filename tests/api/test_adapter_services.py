@@ -93,6 +93,7 @@ class Routes:
             look = Look(
                 snapshot=replace(snapshot, namespace=NAMESPACE, slot=self.slot, pods=pods, adapters=adapters),
                 resource_version="",
+                configmap_uid="",
                 configmap_version="",
                 adapter_versions=versions,
             )

@@ -26,9 +26,11 @@ def parse(configmap: Json | None) -> tuple[Assignment | None, Ledger]:
 
 
 async def publish(
-    kube: Kube, *, namespace: str, slot: str, assignment: Assignment, ledger: Ledger, resource_version: str
+    kube: Kube, *, namespace: str, slot: str, assignment: Assignment, ledger: Ledger, uid: str, resource_version: str
 ) -> None:
-    """Write the assignment; ``resource_version`` is that of the ConfigMap it was decided on, empty when there was none.
+    """Write the assignment over the ConfigMap that it was decided on, by UID and version; empty when there was none.
+
+    A version alone would not do: an apply creates what is gone, and somebody who deletes an assignment means it.
 
     Raises:
         ApiConflict: somebody else wrote it meanwhile; decide again.
@@ -46,7 +48,7 @@ async def publish(
         "data": {ASSIGNMENT_KEY: encode(assignment).decode(), LEDGER_KEY: encode(ledger).decode()},
     }
     if resource_version:
-        metadata["resourceVersion"] = resource_version
+        metadata |= {"uid": uid, "resourceVersion": resource_version}
         await kube.apply(paths.core("configmaps", namespace, name), body)
     else:
         await kube.create(paths.core("configmaps", namespace), body)

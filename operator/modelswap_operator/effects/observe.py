@@ -36,6 +36,7 @@ class Look:
 
     snapshot: Snapshot
     resource_version: str
+    configmap_uid: str
     configmap_version: str
     adapter_versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,6 +109,7 @@ class Observer:
         return Look(
             snapshot=snapshot,
             resource_version=_version(body),
+            configmap_uid=str(((configmap or {}).get("metadata") or {}).get("uid", "")),
             configmap_version=_version(configmap),
             adapter_versions={str(adapter["metadata"]["name"]): _version(adapter) for adapter in adapters},
         )

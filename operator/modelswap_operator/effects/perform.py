@@ -48,6 +48,7 @@ class Performer:
             slot=look.snapshot.slot,
             assignment=action.assignment,
             ledger=action.ledger,
+            uid=look.configmap_uid,
             resource_version=look.configmap_version,
         )
 
