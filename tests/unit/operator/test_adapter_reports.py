@@ -97,7 +97,13 @@ class Reported(AdapterWorld):
 
     def _lead(self) -> None:
         versions = {adapter.name: "1" for adapter in self.adapters}
-        look = Look(snapshot=self.snapshot(), resource_version="", configmap_version="", adapter_versions=versions)
+        look = Look(
+            snapshot=self.snapshot(),
+            resource_version="",
+            configmap_uid="",
+            configmap_version="",
+            adapter_versions=versions,
+        )
         asyncio.run(self.reports.report(look, self.now))
 
     @property
