@@ -233,12 +233,21 @@ def _joined(seat: wire.Seat, setup: wire.Setup) -> Team:
     )
 
 
-def _emit(connection: Connection, injected: faults.Faults) -> Callable[[Tokens], None]:
+def _emit(connection: Connection, wanted: str, *, rank: int) -> Callable[[Tokens], None]:
+    """Return what hands tokens on; each one passes here, so that nothing is looked for where no fault is asked for."""
+
     def emit(tokens: Tokens) -> None:
-        injected.hit("token")  # its own: control calls pass their points meanwhile, in another thread
         connection.send(wire.Produced(tokens=tokens))
 
-    return emit
+    if not wanted:
+        return emit
+    injected = faults.Faults(wanted, rank=rank)  # its own: control calls pass their points meanwhile, in another thread
+
+    def faulty(tokens: Tokens) -> None:
+        injected.hit("token")
+        emit(tokens)
+
+    return faulty
 
 
 def die_with(parent: int) -> None:
@@ -274,7 +283,7 @@ def main() -> NoReturn:
         boot_id=boot_id,
         settings=settings,
         faults=faults.Faults(wanted, rank=setup.rank),
-        emit=_emit(connection, faults.Faults(wanted, rank=setup.rank)),
+        emit=_emit(connection, wanted, rank=setup.rank),
         died=died,
         team=_team(setup, died=died),
     )
