@@ -146,7 +146,8 @@ class AssignedState(Message, frozen=True, kw_only=True):
     Attributes:
         owner_uid: whose it is, decided in ``epoch`` and ``revision`` (the assignment's ``adaptersRevision``).
         adapters: how many of them are this pod's.
-        open: names that are being loaded or taken away; 0 once nothing is left to do but for the ``problems``.
+        open: names that are being loaded or taken away; 0 once nothing is left to do but for the ``problems``. What no
+            name leads to any more may still be on its way out of memory then: it is listed as Draining.
     """
 
     owner_uid: str = ""
