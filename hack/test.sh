@@ -28,6 +28,7 @@ hack/kind/tools.sh helm
 hack/servers/build.sh
 [ -z "${FULL:-}" ] || { hack/promtool/build.sh; hack/certmanager/build.sh; }
 lane "fast: unit, property, attacks, contract" -n 2 -m "not model and not api and not cluster and not engine and not sources$full" tests
+[ -z "${FULL:-}" ] || lane "fast, with everything late by chance" -p tests.support.late -n 2 -m "not model and not api and not cluster and not engine and not sources and not full" tests
 lane "sources: real servers, with faults" -n 2 --dist loadfile -m "sources and not model and not cluster and not engine$full" tests
 lane "model: real worker processes, tiny models" -n 2 --dist loadfile -m "model and not cluster$full" tests
 hack/engines/vllm.sh >/dev/null; hack/engines/sglang.sh >/dev/null

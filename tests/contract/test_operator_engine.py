@@ -1,6 +1,7 @@
 """The operator's client against the engine's real control port: what the planner takes for granted, the engine does."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +90,8 @@ class Pair:
             await asyncio.sleep(0.01)
 
     async def swap(self, target: VersionRef, *, revision: int) -> EngineState:
-        """Start on the state as read, and follow by reading the state, as the operator does."""
-        state = await self.client.state(self.pod)
-        order = self.order(state, target, revision=revision)
-        await self.client.swap(self.pod, order, if_match=f'"{state.boot_id}.{state.seq}"')
+        """Start on the state as read, again where it moved, and follow by reading the state, as the operator does."""
+        order = await self._begun(target, revision=revision)
         while True:
             state = await self.client.state(self.pod)
             assert state.operation is not None
@@ -100,6 +99,14 @@ class Pair:
             if state.operation.state.terminal:
                 return state
             await asyncio.sleep(0.01)
+
+    async def _begun(self, target: VersionRef, *, revision: int) -> SwapRequest:
+        while True:
+            state = await self.client.state(self.pod)
+            order = self.order(state, target, revision=revision)
+            with contextlib.suppress(StateMoved):  # what was kept is let go after an operation has ended
+                await self.client.swap(self.pod, order, if_match=f'"{state.boot_id}.{state.seq}"')
+                return order
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from modelswap_engine.protocol.errors import ModelswapError, NotFound, SourceNot
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_engine.sources.port import Identity
 from modelswap_engine.swap.records import Assigned, Record, Registered
+from tests.support import late
 from tests.support.adapters import FIELDS, LAYOUT, pair
 
 
@@ -62,7 +63,7 @@ class FakeHost:
 
     async def _act(self, name: str, adapter_id: str, slot: int = -1) -> Sequence[Reply]:
         self.calls.append(f"{name} {adapter_id or slot}")
-        await asyncio.sleep(0)
+        await late.act()
         if name in self.hanging:
             await self.hanging[name].wait()
         if not self.alive:

@@ -39,6 +39,7 @@ from modelswap_engine.protocol.errors import (
     WorkerLost,
 )
 from modelswap_engine.protocol.policy import TrafficMode
+from tests.support import late
 from tests.support.fake_source import sha256
 from tests.support.fake_transfers import Outside, refusal
 
@@ -375,7 +376,7 @@ class FakeBackend:
         fault = self.faults.pop("transfer", None)
         if fault is Fault.HANG:
             await asyncio.Event().wait()
-        await asyncio.sleep(0)
+        await late.act()
         reply = self.outside.carry_out(self, order) if fault is not Fault.ERROR else refusal("told to fail")
         replies = [replace(reply, rank=rank, boot_id=f"boot-{self._boots}") for rank in range(self._size)]
         if fault is Fault.LIE:
@@ -427,7 +428,7 @@ class FakeBackend:
     async def _act(self, name: str, fault: Fault | None, act: Callable[[], None]) -> ModelswapError | None:
         self._lying = fault is Fault.LIE
         self._need(self._alive, name)
-        await asyncio.sleep(0)
+        await late.act()
         if fault is Fault.HANG:
             await asyncio.Event().wait()
         if fault is Fault.RAISE:
