@@ -53,6 +53,7 @@ class UpdateLock:
 
     Attributes:
         writer: who has claimed it, "" when nobody has; ``writer_since`` is the clock's reading then.
+        entered: how many readers have come in so far.
     """
 
     def __init__(self, *, clock: Clock) -> None:
@@ -61,6 +62,7 @@ class UpdateLock:
         self._claimed = False
         self.writer = ""
         self.writer_since = 0.0
+        self.entered = 0
         self._sleepers = Sleepers()
 
     @property
@@ -89,6 +91,7 @@ class UpdateLock:
             await self._sleepers.sleep()
         reader = Reader(self, self._clock.monotonic(), request_id)
         self._readers[reader] = None
+        self.entered += 1
         return reader
 
     def claim(self, writer: str = "") -> None:

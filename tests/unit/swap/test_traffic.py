@@ -11,7 +11,7 @@ from modelswap_engine.protocol.policy import OnTimeout, Traffic, TrafficMode
 from modelswap_engine.protocol.states import SwapState
 from modelswap_engine.swap.settings import SwapSettings
 from tests.support.fake_source import FakeCheckpoint
-from tests.support.swapping import checkpoint, last, request
+from tests.support.swapping import World, checkpoint, last, request
 
 
 class Client:
@@ -214,6 +214,38 @@ async def test_draining_the_process_serves_clients_until_they_have_moved_away(wo
     assert draining.done()
     with pytest.raises(NotReady, match="stopping"):
         await Client(world).arrive()
+
+
+async def test_nobody_is_refused_while_requests_still_come_from_nodes_that_have_not_heard(tmp_path):
+    world = World(tmp_path, propagation_seconds=2.0)
+    await world.start()
+    draining = asyncio.ensure_future(world.coordinator.drain(600))
+    for _ in range(5):  # each is the only one for longer than the news takes on an idle node
+        await world.clock.advance(7)
+        late = await Client(world).arrive()
+        await world.clock.advance(1)
+        await late.end()
+    await world.clock.advance(7.9)
+    assert not draining.done()
+    await world.clock.advance(2.2)
+    assert draining.done()
+    with pytest.raises(NotReady, match="stopping"):
+        await Client(world).arrive()
+    await world.stop()
+
+
+async def test_who_never_hears_is_refused_when_the_time_is_over(tmp_path):
+    world = World(tmp_path, propagation_seconds=2.0)
+    await world.start()
+    draining = asyncio.ensure_future(world.coordinator.drain(30))
+    for _ in range(5):
+        await world.clock.advance(5.5)
+        await (await Client(world).arrive()).end()
+    await world.clock.advance(3)
+    assert draining.done()
+    with pytest.raises(NotReady, match="stopping"):
+        await Client(world).arrive()
+    await world.stop()
 
 
 async def test_draining_the_process_ends_with_its_time(world):
