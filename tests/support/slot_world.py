@@ -6,7 +6,6 @@ would keep (object, status, assignment); the operator's memory can be lost at an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -189,8 +188,7 @@ class World:
             asked=self.asked,
             policy=self.policy,
         )
-        self.memory.take_in(replace(base, memory=self.memory.view()), self.now)
-        return replace(base, memory=self.memory.view())
+        return self.memory.take_in(base, self.now)
 
     def _silent(self, pod: SimPod) -> Unreachable:
         pod.silences += 1

@@ -25,7 +25,7 @@ from modelswap_operator.effects.engine_client import Address, EngineClient
 from modelswap_operator.effects.kube import ApiError, Json, Kube
 from modelswap_operator.planning.backoff import delay
 from modelswap_operator.planning.errors import text
-from modelswap_operator.planning.snapshot import Memory, Pod, Snapshot, Unreachable
+from modelswap_operator.planning.snapshot import Pod, Snapshot, Unreachable
 
 BAD_REQUEST: Final = 400
 
@@ -74,7 +74,7 @@ class Observer:
         self._default_port = default_port
         self._operator = operator
 
-    async def look(self, *, namespace: str, slot: str, epoch: int, memory: Memory, contacts: Contacts) -> Look:
+    async def look(self, *, namespace: str, slot: str, epoch: int, contacts: Contacts) -> Look:
         """Return what is to be seen of a slot now.
 
         Raises:
@@ -104,7 +104,6 @@ class Observer:
             operator=self._operator,
             assignment=current,
             ledger=ledger,
-            memory=memory,
         )
         return Look(
             snapshot=snapshot,

@@ -58,11 +58,13 @@ class SlotMemory:
             watched_adapters=self.adapters.watched,
         )
 
-    def take_in(self, snapshot: Snapshot, now: datetime) -> None:
-        """Forget what a fresh look has made pointless, and note progress.
+    def take_in(self, snapshot: Snapshot, now: datetime) -> Snapshot:
+        """Forget what a fresh look has made pointless, and note progress; returns it with what is remembered now.
 
-        Another spec, or a request to look again, cuts every wait short.
+        What it says of memory is not read: answers of pods come in while a slot is looked at. Another spec, or a
+        request to look again, cuts every wait short.
         """
+        snapshot = replace(snapshot, memory=self.view())
         if snapshot.generation != self._generation:
             self._generation = snapshot.generation
             self._plans.clear()
@@ -83,6 +85,7 @@ class SlotMemory:
         self.adapters.take_in(snapshot, now)
         self._progress = advance(snapshot, now)
         self._watched = watching.watched(snapshot, now)
+        return replace(snapshot, memory=self.view())
 
     def looking(self, action: LookAtSource) -> None:
         """Remember that a pod looks at the source."""

@@ -69,16 +69,14 @@ class SlotTask(ObjectTask):
             namespace=self.namespace,
             slot=self.name,
             epoch=tools.fencing.epoch,
-            memory=self._memory.view(),
             contacts=self._contacts,
         )
         if look.snapshot.elsewhere:
             self.standings = Counter()
             return Again()
         now = tools.now()
-        look = replace(look, snapshot=replace(look.snapshot, policy=tools.changes()))
-        self._memory.take_in(look.snapshot, now)
-        look = replace(look, snapshot=replace(look.snapshot, memory=self._memory.view()))
+        snapshot = replace(look.snapshot, policy=tools.changes())
+        look = replace(look, snapshot=self._memory.take_in(snapshot, now))
         if highest_epoch(look.snapshot) > look.snapshot.epoch:
             return await self._outdone(look.snapshot)
         action = plan(look.snapshot, now)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from modelswap_engine.protocol.errors import ErrorBody
-from modelswap_engine.protocol.looking import SourceLook
+from modelswap_engine.protocol.looking import LookRequest, SourceLook
 from modelswap_engine.protocol.messages import VersionRef
 from modelswap_operator.planning import watching
 from modelswap_operator.planning.actions import LookAtSource, SendAdapters, StartSwaps, Wait
@@ -226,3 +226,16 @@ def test_who_asks_while_a_pod_looks_gets_a_look_that_began_afterwards() -> None:
     known = watching.watched(asked, START)
     assert known is not None
     assert watching.answered(known, REF, SourceLook(), now=START, random=0.5).due == START
+
+
+def test_an_answer_that_comes_while_a_pass_looks_at_the_slot_is_kept() -> None:
+    world = at_rest()
+    action = LookAtSource(pod=world.snapshot().pods[0], request=LookRequest(target=REF))
+    world.memory.looking(action)
+    begun = world.snapshot()
+    assert begun.memory.watched is not None
+    assert begun.memory.watched.asked
+    world.memory.looked(action, SourceLook(found=digest("9")), now=world.now, random=0.5)
+    known = world.memory.take_in(begun, world.now).memory.watched
+    assert known is not None
+    assert (known.asked, known.found) == (False, digest("9"))
