@@ -216,10 +216,17 @@ async def test_draining_the_process_serves_clients_until_they_have_moved_away(wo
         await Client(world).arrive()
 
 
-async def test_nobody_is_refused_while_requests_still_come_from_nodes_that_have_not_heard(tmp_path):
+@pytest.fixture
+async def in_cluster(tmp_path):
+    """A pod that leaves endpoints by news that has to travel."""
     world = World(tmp_path, propagation_seconds=2.0)
     await world.start()
-    draining = asyncio.ensure_future(world.coordinator.drain(600))
+    yield world
+    await world.stop()
+
+
+async def test_nobody_is_refused_while_requests_still_come_from_nodes_that_have_not_heard(in_cluster):
+    world, draining = in_cluster, asyncio.ensure_future(in_cluster.coordinator.drain(600))
     for _ in range(5):  # each is the only one for longer than the news takes on an idle node
         await world.clock.advance(7)
         late = await Client(world).arrive()
@@ -231,13 +238,10 @@ async def test_nobody_is_refused_while_requests_still_come_from_nodes_that_have_
     assert draining.done()
     with pytest.raises(NotReady, match="stopping"):
         await Client(world).arrive()
-    await world.stop()
 
 
-async def test_who_never_hears_is_refused_when_the_time_is_over(tmp_path):
-    world = World(tmp_path, propagation_seconds=2.0)
-    await world.start()
-    draining = asyncio.ensure_future(world.coordinator.drain(30))
+async def test_who_never_hears_is_refused_when_the_time_is_over(in_cluster):
+    world, draining = in_cluster, asyncio.ensure_future(in_cluster.coordinator.drain(30))
     for _ in range(5):
         await world.clock.advance(5.5)
         await (await Client(world).arrive()).end()
@@ -245,7 +249,6 @@ async def test_who_never_hears_is_refused_when_the_time_is_over(tmp_path):
     assert draining.done()
     with pytest.raises(NotReady, match="stopping"):
         await Client(world).arrive()
-    await world.stop()
 
 
 async def test_draining_the_process_ends_with_its_time(world):
